@@ -1,0 +1,1 @@
+"""The node cache: layout, shards, eviction, adoption and quarantine at start."""

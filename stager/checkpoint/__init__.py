@@ -1,0 +1,1 @@
+"""Checkpoints: detect, seal, upload, publish, retain, restore."""

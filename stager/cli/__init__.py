@@ -1,0 +1,1 @@
+"""The stager command line, one file a command."""

@@ -1,0 +1,1 @@
+"""Blocking client of the control API, standard library only."""

@@ -1,0 +1,1 @@
+"""Pack small files into WebDataset shards."""

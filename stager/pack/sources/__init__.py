@@ -1,0 +1,1 @@
+"""Where samples come from, one kind of source a file."""

@@ -1,0 +1,1 @@
+"""Run ahead of the known order: a pure planner and the service that carries it out."""

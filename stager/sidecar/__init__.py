@@ -1,0 +1,1 @@
+"""The process: composition root, control API, signals, metrics."""

@@ -1,0 +1,1 @@
+"""Object stores: the protocol, its implementations and its decorators."""

@@ -1,0 +1,1 @@
+"""Download and upload engines: ranges, parts, resume, checksums."""
