@@ -110,7 +110,7 @@ class Disk(Protocol):
         """Of the file itself, or of what a link points to; FileNotFoundError if there is none."""
         ...
 
-    def list(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         """Names in a directory, sorted; FileNotFoundError if there is none."""
         ...
 
@@ -235,7 +235,7 @@ class LocalDisk:
         with _translated("stat", path):
             return _file_stat(os.stat(path))
 
-    def list(self, path: str) -> list[str]:
+    def list_names(self, path: str) -> list[str]:
         with _translated("list", path):
             return sorted(os.listdir(path))
 

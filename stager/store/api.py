@@ -157,7 +157,7 @@ class ObjectStore(Protocol):
         """What is there, or NotFound."""
         ...
 
-    def list(self, prefix: str = "", *, after: str = "") -> AsyncIterator[ObjectInfo]:
+    def list_objects(self, prefix: str = "", *, after: str = "") -> AsyncIterator[ObjectInfo]:
         """Objects whose key starts with ``prefix`` and is greater than ``after``, in order of their UTF-8 keys."""
         ...
 
