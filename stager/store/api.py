@@ -78,6 +78,8 @@ class Replace:
 
 
 PutMode = Overwrite | Create | Replace
+OVERWRITE = Overwrite()
+CREATE = Create()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,7 @@ class ObjectStore(Protocol):
         key: str,
         body: Buffer,
         *,
-        mode: PutMode = Overwrite(),
+        mode: PutMode = OVERWRITE,
         metadata: Mapping[str, str] | None = None,
         crc64nvme: int | None = None,
     ) -> ObjectVersion:
@@ -184,7 +186,7 @@ class ObjectStore(Protocol):
         ...
 
     async def complete_upload(
-        self, key: str, upload_id: str, parts: Sequence[PartTag], *, mode: PutMode = Overwrite()
+        self, key: str, upload_id: str, parts: Sequence[PartTag], *, mode: PutMode = OVERWRITE
     ) -> ObjectVersion:
         """Make the object of these parts visible. NotFound if the upload is gone: perhaps since it was completed."""
         ...
