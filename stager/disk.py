@@ -323,9 +323,15 @@ def _file_stat(status: os.stat_result) -> FileStat:
 
 
 def _reserve(descriptor: int, size: int) -> None:
+    # Asked first: a reservation that cannot succeed would fill the disk before it fails, for everybody on it.
+    status = os.fstatvfs(descriptor)
+    if size > status.f_bavail * status.f_frsize:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            os.ftruncate(descriptor, 0)
         # Some network file systems cannot reserve; then the write that does not fit is the one that says so.
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
             raise
