@@ -1,0 +1,45 @@
+# make test, make demo, make lint: each sets up .venv in this checkout by itself, once.
+# PIP_FLAGS adds options to every pip install, e.g. make test PIP_FLAGS=--no-index
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
+
+.PHONY: help setup test demo lint format clean
+
+help:
+	@echo "make test    run every test (PYTEST_FLAGS='-k store' for some)"
+	@echo "make demo    the whole loop on real files and a real S3 server, under 5 minutes"
+	@echo "make lint    ruff, mypy, import-linter only"
+	@echo "make format  let ruff rewrite the sources"
+	@echo "make clean   remove .venv and everything that was built"
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "python3.11 is needed and was not found"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "Python 3.11 or later is needed; $(PYTHON) is older (make PYTHON=/path/to/python3.11)"; exit 1; }
+	@echo "Setting up $(VENV) with $(PYTHON): takes a minute or two, only now and after a change of dependencies."
+	@$(PYTHON) -m venv --clear $(VENV)
+	@$(PIP) install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@touch $@
+	@echo "Ready."
+
+test: $(INSTALLED)
+	@$(VENV)/bin/python -m pytest $(PYTEST_FLAGS)
+
+demo: $(INSTALLED)
+	@$(VENV)/bin/python examples/demo.py
+
+lint: $(INSTALLED)
+	@$(VENV)/bin/python -m pytest tests/house -q
+
+format: $(INSTALLED)
+	@$(VENV)/bin/python -m ruff check -q --fix .; $(VENV)/bin/python -m ruff format -q .
+
+clean:
+	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

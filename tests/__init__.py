@@ -1,0 +1,1 @@
+"""stager's tests."""
