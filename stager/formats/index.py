@@ -1,0 +1,90 @@
+"""Where each sample of a shard lies: built in one pass over its headers, asked in constant time."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from stager.errors import FormatError
+from stager.formats.samples import group_samples
+from stager.formats.tar import Buffer, list_members
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPlace:
+    """A field's bytes within its shard."""
+
+    name: str
+    offset: int
+    size: int
+
+
+class ShardIndex:
+    """Samples of one shard, in flat arrays: a hundred bytes a sample or so, keys included."""
+
+    __slots__ = ("_field_ids", "_field_names", "_keys", "_offsets", "_sizes", "_starts", "of")
+
+    def __init__(self, of: str) -> None:
+        self.of = of
+        self._keys: list[str] = []
+        self._starts = array("Q", [0])
+        self._field_ids = array("I")
+        self._field_names: list[str] = []
+        self._offsets = array("Q")
+        self._sizes = array("Q")
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of fields over all samples, sorted."""
+        return tuple(sorted(self._field_names))
+
+    def key(self, sample: int) -> str:
+        """The key of sample number ``sample``."""
+        return self._keys[self._checked(sample)]
+
+    def places(self, sample: int) -> list[FieldPlace]:
+        """The fields of sample number ``sample``, in the order of the shard."""
+        first, last = self._starts[self._checked(sample)], self._starts[sample + 1]
+        names = self._field_names
+        return [
+            FieldPlace(names[self._field_ids[place]], self._offsets[place], self._sizes[place])
+            for place in range(first, last)
+        ]
+
+    def _checked(self, sample: int) -> int:
+        if not 0 <= sample < len(self._keys):
+            raise FormatError(
+                f"`{self.of}` has {len(self._keys)} samples; number {sample} was asked for",
+                subject=self.of,
+                hint="the manifest does not belong to this shard: make it anew with `stager index`",
+            )
+        return sample
+
+
+def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
+    """The index of the shard in ``buffer``.
+
+    Raises:
+        FormatError: As `list_members` and `group_samples` do, or something other than zeros follows the end.
+    """
+    listing = list_members(buffer, of=of)
+    if listing.trailing:
+        raise FormatError(
+            f"`{of}`: something follows the archive's end at byte {listing.end}",
+            subject=of,
+            hint="two tars were concatenated: samples after the first end would be lost; split them",
+        )
+    index = ShardIndex(of)
+    ids: dict[str, int] = {}
+    for sample in group_samples(listing, of=of).samples:
+        index._keys.append(sample.key)
+        for name, member in sample.fields.items():
+            index._field_ids.append(ids.setdefault(name, len(ids)))
+            index._offsets.append(member.data_offset)
+            index._sizes.append(member.size)
+        index._starts.append(len(index._offsets))
+    index._field_names.extend(ids)
+    return index
