@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import os
 import shutil
 import stat
@@ -28,6 +29,7 @@ from stager.errors import IntegrityError, LockHeld, OutOfSpace, PermissionDenied
 Buffer = bytes | bytearray | memoryview
 PinMethod = Literal["link", "copy"]
 _COPY_BYTES = 4 << 20
+_CALLS = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ class LocalDisk:
 
     def write_file(self, path: str, data: Buffer, *, durable: bool = True) -> None:
         folder, name = os.path.split(path)
-        staged = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+        # Unique by process and call: two threads may publish under one name at once.
+        staged = os.path.join(folder, f".{name}.{os.getpid()}-{next(_CALLS)}.tmp")
         try:
             self.create(staged)
             self.write_at(staged, 0, data)
@@ -268,7 +271,9 @@ class LocalDisk:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                owner = os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "an unknown process"
+                owner = (
+                    os.pread(descriptor, 200, 0).decode("utf-8", "replace").strip() or "an unknown process"
+                )
                 raise LockHeld(
                     f"`{path}` is held by {owner}",
                     subject=path,
@@ -349,7 +354,10 @@ def _write_all(descriptor: int, offset: int, data: Buffer) -> None:
 def _copy_verified(source: str, target: str) -> None:
     """Copy where no link can be made; a source that changed meanwhile is an IntegrityError and leaves no target."""
     before = os.stat(source)
-    with _opened(source, os.O_RDONLY) as reading, _opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writing:
+    with (
+        _opened(source, os.O_RDONLY) as reading,
+        _opened(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as writing,
+    ):
         try:
             offset = 0
             while piece := os.pread(reading, _COPY_BYTES, offset):
@@ -357,7 +365,11 @@ def _copy_verified(source: str, target: str) -> None:
                 offset += len(piece)
             os.fsync(writing)
             after = os.stat(source)
-            if (before.st_size, before.st_mtime_ns, before.st_ino) != (offset, after.st_mtime_ns, after.st_ino):
+            if (before.st_size, before.st_mtime_ns, before.st_ino) != (
+                offset,
+                after.st_mtime_ns,
+                after.st_ino,
+            ):
                 raise IntegrityError(f"`{source}` changed while it was copied", subject=source)
         except BaseException:
             os.unlink(target)

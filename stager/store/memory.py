@@ -57,7 +57,9 @@ class MemoryBucket:
 class MemoryStore:
     """An object store over a `MemoryBucket`."""
 
-    def __init__(self, bucket: MemoryBucket | None = None, *, properties: StoreProperties | None = None) -> None:
+    def __init__(
+        self, bucket: MemoryBucket | None = None, *, properties: StoreProperties | None = None
+    ) -> None:
         self.bucket = bucket or MemoryBucket()
         self._properties = properties or StoreProperties("memory", part_bytes_min=1, put_bytes_max=1 << 40)
 
@@ -86,7 +88,8 @@ class MemoryStore:
             raise _changed(key)
         if span is not None and span.stop > len(found.body):
             raise IntegrityError(
-                f"`{key}` has {len(found.body)} bytes; {span.start} to {span.stop} were asked for", subject=key
+                f"`{key}` has {len(found.body)} bytes; {span.start} to {span.stop} were asked for",
+                subject=key,
             )
         body = found.body if span is None else found.body[span.start : span.stop]
         yield _MemoryReader(found.info, body)
@@ -171,13 +174,13 @@ class MemoryStore:
         present = self.bucket.objects.get(key)
         if isinstance(mode, Create) and present is not None:
             raise AlreadyExists(f"`{key}` exists already in {self._properties.name}", subject=key)
-        if isinstance(mode, Replace) and (
-            present is None or present.info.version.etag != mode.version.etag
-        ):
+        if isinstance(mode, Replace) and (present is None or present.info.version.etag != mode.version.etag):
             raise _changed(key)
         version = ObjectVersion(hashlib.md5(body).hexdigest(), f"v{self.bucket.next_number()}")
         lowered = {name.lower(): value for name, value in metadata.items()}
-        self.bucket.objects[key] = _Object(body, ObjectInfo(key, len(body), version, lowered, compute_crc64nvme(body)))
+        self.bucket.objects[key] = _Object(
+            body, ObjectInfo(key, len(body), version, lowered, compute_crc64nvme(body))
+        )
         return version
 
 

@@ -47,7 +47,9 @@ def test_other_text_is_refused(text: str) -> None:
 
 def test_every_error_survives_pickling() -> None:
     """Errors cross from worker processes with subject, hint and extras."""
-    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StagerError)]
+    kinds = [
+        kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, StagerError)
+    ]
     assert len(kinds) > 15
     for kind in kinds:
         error = pickle.loads(pickle.dumps(kind("broken", subject="thing", hint="mend it")))

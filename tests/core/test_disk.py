@@ -96,7 +96,11 @@ def test_removing_twice_is_fine_and_looking_at_nothing_is_not(place: Place) -> N
 def test_a_lock_is_held_once(place: Place) -> None:
     """The second holder is refused, and let in when the first has gone."""
     disk, root = place
-    with disk.lock(f"{root}/lock", "process 1"), pytest.raises(LockHeld), disk.lock(f"{root}/lock", "process 2"):
+    with (
+        disk.lock(f"{root}/lock", "process 1"),
+        pytest.raises(LockHeld),
+        disk.lock(f"{root}/lock", "process 2"),
+    ):
         pass
     with disk.lock(f"{root}/lock", "process 3"):
         pass
@@ -106,7 +110,11 @@ def test_the_lock_names_its_holder(tmp_path: Path) -> None:
     """Whoever is refused learns by whom."""
     disk = LocalDisk()
     path = str(tmp_path / "lock")
-    with disk.lock(path, "pid 123 on node-7"), pytest.raises(LockHeld, match="pid 123 on node-7"), disk.lock(path, "x"):
+    with (
+        disk.lock(path, "pid 123 on node-7"),
+        pytest.raises(LockHeld, match="pid 123 on node-7"),
+        disk.lock(path, "x"),
+    ):
         pass
 
 

@@ -121,7 +121,24 @@ def test_names_that_may_pass(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/.", "a\0b", "a\nb", "\ud800", "x" * 1025, 7, None, b"a"]
+    "path",
+    [
+        "",
+        "/a",
+        "a/",
+        "a//b",
+        "../a",
+        "a/../b",
+        ".",
+        "a/.",
+        "a\0b",
+        "a\nb",
+        "\ud800",
+        "x" * 1025,
+        7,
+        None,
+        b"a",
+    ],
 )
 def test_names_that_may_not(path: object) -> None:
     """What could leave its root, or cannot be a key, is refused."""
@@ -133,7 +150,9 @@ def test_places_in_a_run() -> None:
     """The bucket layout of a run, spelled out."""
     assert manifest_key("step-1") == ".stager/step-1/manifest.json"
     assert node_part_key("step-1", 3) == ".stager/step-1/node-3.json"
-    assert [node_of_part(name) for name in ("node-0.json", "node-12.json", "node-01.json", "node-x.json")] == [
+    assert [
+        node_of_part(name) for name in ("node-0.json", "node-12.json", "node-01.json", "node-x.json")
+    ] == [
         0,
         12,
         None,

@@ -15,7 +15,9 @@ from stager.formats.samples import group_samples, is_metadata, split_name
 from stager.formats.tar import END_OF_ARCHIVE, list_members, member_bytes, member_header, padded
 
 NAME = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0/", exclude_categories=["Cs"]), min_size=1, max_size=120
+    st.characters(codec="utf-8", exclude_characters="\0/", exclude_categories=["Cs"]),
+    min_size=1,
+    max_size=120,
 )
 PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join).filter(lambda path: len(path.encode()) < 900)
 MEMBERS = st.lists(st.tuples(PATH, st.binary(max_size=1500)), max_size=6)
@@ -108,7 +110,9 @@ def test_a_flipped_bit_in_a_header_is_found(data: st.DataObject) -> None:
     raw = bytearray(write_ours(members))
     listing = list_members(bytes(raw), of="x.tar")
     inside = {
-        place for member in listing.members for place in range(member.data_offset, member.data_offset + padded(member.size))
+        place
+        for member in listing.members
+        for place in range(member.data_offset, member.data_offset + padded(member.size))
     }
     place = data.draw(st.sampled_from([place for place in range(listing.end - 1024) if place not in inside]))
     raw[place] ^= 1 << data.draw(st.integers(0, 7))
@@ -195,7 +199,14 @@ def test_metadata_by_its_first_component() -> None:
 
 def test_samples_and_their_index() -> None:
     """Neighbours with one key make a sample; the index gives each field's bytes."""
-    members = [("a.jpg", b"J"), ("a.json", b"{}"), ("__m__/x.json", b""), ("b.jpg", b"K" * 700), ("README", b"r"), ("a.txt", b"t")]
+    members = [
+        ("a.jpg", b"J"),
+        ("a.json", b"{}"),
+        ("__m__/x.json", b""),
+        ("b.jpg", b"K" * 700),
+        ("README", b"r"),
+        ("a.txt", b"t"),
+    ]
     raw = write_ours(members)
     grouping = group_samples(list_members(raw, of="x.tar"), of="x.tar")
     assert [(sample.key, list(sample.fields)) for sample in grouping.samples] == [

@@ -180,7 +180,9 @@ class SimulatedDisk:
         if path not in self.directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         names = [*self.live, *self.directories]
-        return sorted(os.path.basename(name) for name in names if name != path and os.path.dirname(name) == path)
+        return sorted(
+            os.path.basename(name) for name in names if name != path and os.path.dirname(name) == path
+        )
 
     def walk(self, root: str) -> list[tuple[str, FileStat]]:
         self.world.step(f"walk {root}")
