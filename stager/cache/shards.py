@@ -1,4 +1,7 @@
-"""The node's shards: which are here, which are coming, how many bytes they hold. A visible shard is complete and verified."""
+"""The node's shards: which are here, which are coming, how many bytes they hold.
+
+A visible shard is complete and verified.
+"""
 
 from __future__ import annotations
 
