@@ -162,6 +162,13 @@ class SimulatedDisk:
         self.world.step(f"unlink {path}")
         self.live.pop(path, None)
 
+    def remove_empty_directory(self, path: str) -> bool:
+        self.world.step(f"rmdir {path}")
+        if self._below(path) or len(self._folders_below(path)) > 1:
+            return False
+        self.directories.discard(path)
+        return True
+
     def remove_tree(self, path: str) -> None:
         for name in self._below(path):
             self.world.step(f"unlink {name}")
@@ -180,7 +187,9 @@ class SimulatedDisk:
         if path not in self.directories:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         names = [*self.live, *self.directories]
-        return sorted(os.path.basename(name) for name in names if name != path and os.path.dirname(name) == path)
+        return sorted(
+            os.path.basename(name) for name in names if name != path and os.path.dirname(name) == path
+        )
 
     def walk(self, root: str) -> list[tuple[str, FileStat]]:
         self.world.step(f"walk {root}")
