@@ -8,7 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
 
 from stager.errors import ConfigError
 from stager.units import parse_rate, parse_size
@@ -99,7 +107,6 @@ class CheckpointSection(_Section):
     watch: Path
     run: str = Field(min_length=1)
     layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file"] = "auto"
-    keep_local: int | None = Field(default=None, ge=1)
     tiers: tuple[TierSection, ...] = ()
     rescan_s: float = Field(default=5.0, gt=0, le=3600)
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from stager.disk import Disk
@@ -36,42 +34,33 @@ class Journal:
 
     def get(self, topic: str, key: str) -> dict[str, Any] | None:
         """The value, or None if there is none or it is damaged."""
-        with self._guarded():
-            row = self._database.execute(
-                "SELECT value FROM notes WHERE topic = ? AND key = ?", (topic, key)
-            ).fetchone()
-            return _decoded(row[0]) if row else None
-        return None
+        rows = self._execute("SELECT value FROM notes WHERE topic = ? AND key = ?", (topic, key))
+        return _decoded(rows[0][0]) if rows else None
 
     def put(self, topic: str, key: str, value: dict[str, Any]) -> None:
         """Note a value, durably, in place of any before."""
-        with self._guarded():
-            self._database.execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (topic, key, json.dumps(value)))
+        self._execute("INSERT OR REPLACE INTO notes VALUES (?, ?, ?)", (topic, key, json.dumps(value)))
 
     def forget(self, topic: str, key: str) -> None:
         """Drop a value; a missing one is fine."""
-        with self._guarded():
-            self._database.execute("DELETE FROM notes WHERE topic = ? AND key = ?", (topic, key))
+        self._execute("DELETE FROM notes WHERE topic = ? AND key = ?", (topic, key))
 
     def keys(self, topic: str) -> list[str]:
         """All keys of a topic, sorted."""
-        with self._guarded():
-            rows = self._database.execute("SELECT key FROM notes WHERE topic = ? ORDER BY key", (topic,))
-            return [str(row[0]) for row in rows]
-        return []
+        return [str(row[0]) for row in self._execute("SELECT key FROM notes WHERE topic = ? ORDER BY key", (topic,))]
 
     def close(self) -> None:
         self._database.close()
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """A journal that breaks while in use is set aside: its notes are lost, the work goes on."""
+    def _execute(self, statement: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
+        """All rows of a statement. A journal that breaks while in use is set aside: the work goes on without its notes."""
         try:
-            yield
+            return self._database.execute(statement, values).fetchall()
         except sqlite3.DatabaseError as error:
             self._database.close()
             self._set_aside(error)
             self._database = _open(self._path)
+            return []
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         event(log, logging.WARNING, "journal.set_aside", path=self._path, reason=str(error))

@@ -37,6 +37,8 @@ class Supervisor:
         self.services = tuple(services)
         self.waiting_for = {service.name for service in services}
         self.degraded: dict[str, str] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stopped: set[str] = set()
 
     @property
     def is_ready(self) -> bool:
@@ -47,12 +49,23 @@ class Supervisor:
         """Until cancelled, or until a service ends for good; its error comes out as it is."""
         failures: list[BaseException] = []
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._supervise(service, failures)) for service in self.services]
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in tasks:
+            for service in self.services:
+                self._tasks[service.name] = group.create_task(self._supervise(service, failures))
+            while running := [task for name, task in self._tasks.items() if name not in self._stopped]:
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                if failures:
+                    break
+            for task in self._tasks.values():
                 task.cancel()
         if failures:
             raise failures[0]
+
+    def stop(self, name: str) -> None:
+        """End one service; the others go on."""
+        self._stopped.add(name)
+        self.waiting_for.add(name)
+        if name in self._tasks:
+            self._tasks[name].cancel()
 
     async def _supervise(self, service: Service, failures: list[BaseException]) -> None:
         attempt = 0
