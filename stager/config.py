@@ -56,10 +56,14 @@ class NodeSection(_Section):
     @model_validator(mode="after")
     def _node_is_one_of_them(self) -> NodeSection:
         if self.node_index >= self.node_count:
-            raise ValueError(f"node_index {self.node_index} is not one of {self.node_count} nodes, counted from 0")
+            raise ValueError(
+                f"node_index {self.node_index} is not one of {self.node_count} nodes, counted from 0"
+            )
         # Linux keeps 108 bytes for a socket's path, the closing zero included.
         if len(self.socket.encode()) > 107:
-            raise ValueError(f"socket: the path has {len(self.socket.encode())} bytes; a socket's may have 107")
+            raise ValueError(
+                f"socket: the path has {len(self.socket.encode())} bytes; a socket's may have 107"
+            )
         return self
 
 
@@ -113,7 +117,9 @@ class CheckpointSection(_Section):
     @model_validator(mode="after")
     def _tiers_fit(self) -> CheckpointSection:
         if len(self.tiers) > 1 or (self.tiers and self.tiers[0].url.rstrip("/") != self.run.rstrip("/")):
-            raise ValueError("tiers: this version has one tier, whose url is the run's; leave it out or make them equal")
+            raise ValueError(
+                "tiers: this version has one tier, whose url is the run's; leave it out or make them equal"
+            )
         return self
 
     @property
@@ -165,8 +171,8 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
 
-def load_config(path: str, environment: Mapping[str, str]) -> LoadedConfig:
-    """The configuration in the file ``path``, with the environment's overrides.
+def load_config(path: str, environment: Mapping[str, str] | None = None) -> LoadedConfig:
+    """The configuration in the file ``path``, with the overrides of ``environment`` (the process's own when None).
 
     Raises:
         ConfigError: With every problem, each on a line with its place.
@@ -175,13 +181,15 @@ def load_config(path: str, environment: Mapping[str, str]) -> LoadedConfig:
         with open(path, "rb") as file:
             document = tomllib.load(file)
     except FileNotFoundError:
-        raise ConfigError(f"there is no configuration `{path}`", subject=path, hint="name one with --config") from None
+        raise ConfigError(
+            f"there is no configuration `{path}`", subject=path, hint="name one with --config"
+        ) from None
     except OSError as error:
         raise ConfigError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"`{path}` is not TOML: {error}", subject=path) from None
     origins = {place: path for place in _places(document)}
-    origins |= _override(document, environment)
+    origins |= _override(document, os.environ if environment is None else environment)
     return LoadedConfig(check_config(document, of=path), origins)
 
 
@@ -213,7 +221,9 @@ def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[
     origins = {}
     for name, value in environment.items():
         section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if not (name.startswith(ENVIRONMENT_PREFIX) and divider and section in ("node", "store", "limits", "log")):
+        if not (
+            name.startswith(ENVIRONMENT_PREFIX) and divider and section in ("node", "store", "limits", "log")
+        ):
             continue
         place = document.setdefault(section, {})
         if isinstance(place, dict):
@@ -224,7 +234,11 @@ def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[
 
 def _places(value: object, place: str = "") -> list[str]:
     if isinstance(value, dict):
-        return [found for key, inner in value.items() for found in _places(inner, f"{place}.{key}" if place else key)]
+        return [
+            found
+            for key, inner in value.items()
+            for found in _places(inner, f"{place}.{key}" if place else key)
+        ]
     if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
         return [found for number, inner in enumerate(value) for found in _places(inner, f"{place}[{number}]")]
     return [place]

@@ -47,7 +47,10 @@ class Journal:
 
     def keys(self, topic: str) -> list[str]:
         """All keys of a topic, sorted."""
-        return [str(row[0]) for row in self._execute("SELECT key FROM notes WHERE topic = ? ORDER BY key", (topic,))]
+        return [
+            str(row[0])
+            for row in self._execute("SELECT key FROM notes WHERE topic = ? ORDER BY key", (topic,))
+        ]
 
     def close(self) -> None:
         self._database.close()

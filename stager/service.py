@@ -110,4 +110,8 @@ def _only_error(group: BaseExceptionGroup[BaseException]) -> StagerError | None:
         else:
             flat.append(error)
     first = flat[0]
-    return first if all(isinstance(error, StagerError) for error in flat) and isinstance(first, StagerError) else None
+    return (
+        first
+        if all(isinstance(error, StagerError) for error in flat) and isinstance(first, StagerError)
+        else None
+    )

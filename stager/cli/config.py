@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -26,7 +25,7 @@ def show(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
     """Every setting in force, with where it came from. Secrets are masked."""
     from stager.config import load_config
 
-    loaded = load_config(config, os.environ)
+    loaded = load_config(config)
     document = loaded.config.model_dump(mode="json")
     settings = [(place, value, loaded.origins.get(place, "default")) for place, value in _leaves(document)]
     if as_json:
@@ -44,7 +43,7 @@ def check(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
     """Tell all that is wrong with a configuration at once; exit code 10 if anything is."""
     from stager.config import load_config
 
-    load_config(config, os.environ)
+    load_config(config)
     if as_json:
         print_json({"ok": True, "file": config})
     else:

@@ -51,7 +51,7 @@ def command(function: Callable[P, int | None]) -> Callable[P, None]:
             code = INTERRUPTED
         except BrokenPipeError:
             # Whoever read our output has seen enough.
-            sys.stdout = None  # type: ignore[assignment]  # or the interpreter complains while it exits
+            sys.stdout = None  # or the interpreter complains while it exits
             code = 0
         except typer.Exit:
             raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -16,7 +15,9 @@ def register(app: typer.Typer) -> None:
 
 @command
 def run(
-    config: Annotated[str, typer.Option("--config", "-c", help="The TOML file.", metavar="FILE")] = "stager.toml",
+    config: Annotated[
+        str, typer.Option("--config", "-c", help="The TOML file.", metavar="FILE")
+    ] = "stager.toml",
 ) -> int:
     """Run this node's daemon: stage datasets, watch checkpoints, serve the control API. Ends by SIGTERM."""
     # Imported here: other commands start without the engine.
@@ -24,6 +25,6 @@ def run(
     from stager.logs import set_up_logging
     from stager.sidecar.app import run_daemon
 
-    loaded = load_config(config, os.environ)
+    loaded = load_config(config)
     set_up_logging(level=loaded.config.log.level, style=loaded.config.log.format)
     return run_daemon(loaded.config)
