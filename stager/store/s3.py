@@ -22,9 +22,10 @@ from stager.errors import (
     NotFound,
     PreconditionFailed,
     StagerError,
+    Unavailable,
     UsageError,
 )
-from stager.formats.digests import decode_crc64nvme, encode_crc64nvme
+from stager.formats.digests import encode_crc64nvme
 from stager.formats.names import check_key
 from stager.store.api import (
     OVERWRITE,
@@ -39,12 +40,12 @@ from stager.store.api import (
     StoreProperties,
 )
 from stager.store.checks import check_metadata, check_part_number, other_version, span_beyond_end
-from stager.store.s3_body import S3Reader, announced_sizes, not_an_object
+from stager.store.s3_body import S3Reader, announced_sizes, checksum_of, not_an_object
 from stager.store.s3_client import S3Settings, open_client
 from stager.store.s3_copy import copy_object
 from stager.store.s3_delete import delete_objects
 from stager.store.s3_errors import translate
-from stager.store.s3_pages import object_pages, part_pages, upload_pages
+from stager.store.s3_pages import objects_in_order, objects_sorted_here, parts_of, upload_pages
 
 
 class S3Store:
@@ -132,7 +133,8 @@ class S3Store:
         return self._info(response, key, size)
 
     async def list_objects(self, prefix: str = "", *, after: str = "") -> AsyncIterator[ObjectInfo]:
-        async for info in object_pages(self, prefix, after):
+        listing = objects_in_order if self._profile.lists_in_order else objects_sorted_here
+        async for info in listing(self, prefix, after):
             yield info
 
     async def delete(self, keys: Sequence[str]) -> Mapping[str, StagerError]:
@@ -180,13 +182,10 @@ class S3Store:
         etag = _etag(response)
         if not etag:
             raise not_an_object(key, self._properties.name)
-        return PartTag(number, etag, len(body), _checksum(response))
+        return PartTag(number, etag, len(body), checksum_of(response))
 
     async def list_parts(self, key: str, upload_id: str) -> Sequence[PartTag]:
-        return [
-            PartTag(part["PartNumber"], _etag(part), part["Size"], _checksum(part))
-            async for part in part_pages(self, self._checked(key), upload_id)
-        ]
+        return await parts_of(self, self._checked(key), upload_id)
 
     async def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[PartTag], *, mode: PutMode = OVERWRITE
@@ -210,6 +209,10 @@ class S3Store:
             response = await self.call(
                 "complete_multipart_upload", key, timeout_s=self._settings.complete_timeout_s, **parameters
             )
+        except Unavailable as error:
+            # Ceph 16 says InternalError when the upload is gone; whether it is, the list of its parts tells.
+            await self.list_parts(key, upload_id)
+            raise error
         except StagerError as error:
             raise _conditional(error, key, mode, self._properties.name) from error
         # Ceph 16 answers with an empty etag; the object has the right one.
@@ -283,7 +286,7 @@ class S3Store:
 
     def _info(self, response: Mapping[str, Any], key: str, size: int) -> ObjectInfo:
         metadata = {str(name).lower(): str(value) for name, value in response.get("Metadata", {}).items()}
-        return ObjectInfo(key, size, self._version(response, key), metadata, _checksum(response))
+        return ObjectInfo(key, size, self._version(response, key), metadata, checksum_of(response))
 
 
 async def open_s3(bucket: str, settings: S3Settings) -> S3Store:
@@ -299,16 +302,6 @@ async def open_s3(bucket: str, settings: S3Settings) -> S3Store:
 
 def _etag(response: Mapping[str, Any]) -> str:
     return str(response.get("ETag") or "").strip('"')
-
-
-def _checksum(response: Mapping[str, Any]) -> int | None:
-    text = response.get("ChecksumCRC64NVME")
-    if not isinstance(text, str) or "-" in text:  # "-N" marks a checksum of checksums
-        return None
-    try:
-        return decode_crc64nvme(text)
-    except FormatError:
-        return None
 
 
 def _condition(mode: PutMode) -> dict[str, str]:

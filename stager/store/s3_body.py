@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from stager.errors import IntegrityError, StagerError, Unavailable
+from stager.errors import FormatError, IntegrityError, StagerError, Unavailable
+from stager.formats.digests import decode_crc64nvme
 from stager.store.api import ObjectInfo, Span
 from stager.store.s3_errors import translate
 
@@ -101,3 +103,14 @@ def not_an_object(key: str, store: str) -> Unavailable:
         subject=key,
         hint="something else answers at store.endpoint: a proxy, a console or a web site",
     )
+
+
+def checksum_of(response: Mapping[str, Any]) -> int | None:
+    """The CRC-64/NVME of the whole that an answer carries, if it does."""
+    text = response.get("ChecksumCRC64NVME")
+    if not isinstance(text, str) or "-" in text:  # "-N" marks a checksum of checksums
+        return None
+    try:
+        return decode_crc64nvme(text)
+    except FormatError:
+        return None

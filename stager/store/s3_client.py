@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,7 @@ from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
+from botocore.loaders import create_loader
 
 from stager.errors import ConfigError
 from stager.store.providers import Profile, find_profile
@@ -61,6 +63,7 @@ async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
     """
     profile = settings.profile
     session = AioSession(profile=settings.aws_profile or None)
+    session.register_component("data_loader", _shared_loader())
     # The defaults, one second and one attempt, lose the credentials of a busy instance.
     session.set_config_variable("metadata_service_timeout", 5)
     session.set_config_variable("metadata_service_num_attempts", 5)
@@ -92,6 +95,12 @@ async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
     if not profile.expect_continue:
         client.meta.events.register_last("before-sign.s3.*", _drop_expect)
     return client
+
+
+@functools.cache
+def _shared_loader() -> Any:
+    """The SDK's service descriptions, read once a process rather than once a store."""
+    return create_loader()
 
 
 def _endpoint(settings: S3Settings, profile: Profile, region: str | None) -> str | None:

@@ -6,11 +6,11 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
-from stager.errors import FormatError, IntegrityError, StagerError
+from stager.errors import FormatError, IntegrityError, NotSupported, StagerError
 from stager.formats.names import check_key
 from stager.logs import event
-from stager.store.api import ObjectInfo, ObjectVersion
-from stager.store.s3_body import not_an_object
+from stager.store.api import ObjectInfo, ObjectVersion, PartTag
+from stager.store.s3_body import checksum_of, not_an_object
 
 _logger = logging.getLogger("stager.store")
 
@@ -23,23 +23,48 @@ class Caller(Protocol):
     ) -> dict[str, Any]: ...
 
 
-async def object_pages(store: Caller, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
-    """Objects below ``prefix`` after ``after``, by ListObjectsV2."""
+SORTED_KEYS_MAX = 5_000_000
+
+
+async def objects_in_order(store: Caller, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+    """Objects below ``prefix`` after ``after``, from a server that lists them in order."""
+    last = after
+    async for info in _object_pages(store, prefix, after):
+        if info.key.encode() <= last.encode() and last:
+            raise _stuck(prefix)
+        last = info.key
+        if _is_usable(info.key, info.size):
+            yield info
+
+
+async def objects_sorted_here(store: Caller, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+    """The same from a server with an order of its own: the whole listing is held, at most `SORTED_KEYS_MAX` of it."""
+    found: dict[bytes, ObjectInfo] = {}
+    async for info in _object_pages(store, prefix, ""):
+        if info.key.encode() > after.encode() and _is_usable(info.key, info.size):
+            found[info.key.encode()] = info
+        if len(found) > SORTED_KEYS_MAX:
+            raise NotSupported(
+                f"`{prefix}` holds more than {SORTED_KEYS_MAX} objects",
+                subject=prefix,
+                hint="set store.provider to one whose listings are known to be in order, or list a longer prefix",
+            )
+    for key in sorted(found):
+        yield found[key]
+
+
+async def _object_pages(store: Caller, prefix: str, after: str) -> AsyncIterator[ObjectInfo]:
+    """ListObjectsV2, page by page, in the server's order."""
     parameters: dict[str, Any] = {"Prefix": prefix}
     if after:
         parameters["StartAfter"] = after
-    last = after.encode()
     while True:
         page = await store.call("list_objects_v2", prefix, **parameters)
         if "IsTruncated" not in page and "Contents" not in page and "KeyCount" not in page:
             raise not_an_object(prefix, "the store")
         for entry in page.get("Contents", []):
-            key = str(entry["Key"])
-            if key.encode() <= last and last:
-                raise _stuck(prefix)
-            last = key.encode()
-            if _is_usable(key, int(entry["Size"])):
-                yield ObjectInfo(key, int(entry["Size"]), ObjectVersion(str(entry["ETag"]).strip('"')))
+            version = ObjectVersion(str(entry["ETag"]).strip('"'))
+            yield ObjectInfo(str(entry["Key"]), int(entry["Size"]), version)
         token = page.get("NextContinuationToken")
         if not page.get("IsTruncated"):
             return
@@ -48,18 +73,23 @@ async def object_pages(store: Caller, prefix: str, after: str) -> AsyncIterator[
         parameters["ContinuationToken"] = token
 
 
-async def part_pages(store: Caller, key: str, upload_id: str) -> AsyncIterator[dict[str, Any]]:
-    """The parts of an upload, by ListParts."""
+async def parts_of(store: Caller, key: str, upload_id: str) -> list[PartTag]:
+    """The parts of an upload by number, by ListParts."""
     parameters: dict[str, Any] = {"Key": key, "UploadId": upload_id}
+    found: dict[int, tuple[str, PartTag]] = {}
     while True:
         page = await store.call("list_parts", key, **parameters)
         if "UploadId" not in page and "Parts" not in page:
             raise not_an_object(key, "the store")
         for part in page.get("Parts", []):
-            yield part
+            number, written = int(part["PartNumber"]), str(part.get("LastModified", ""))
+            # SeaweedFS also lists a part that was replaced; the later one counts.
+            if number not in found or found[number][0] <= written:
+                tag = PartTag(number, str(part["ETag"]).strip('"'), int(part["Size"]), checksum_of(part))
+                found[number] = (written, tag)
         marker = page.get("NextPartNumberMarker")
         if not page.get("IsTruncated"):
-            return
+            return [found[number][1] for number in sorted(found)]
         if marker is None or marker <= parameters.get("PartNumberMarker", 0):
             raise _stuck(key)
         parameters["PartNumberMarker"] = marker

@@ -34,6 +34,8 @@ class Profile:
         put_bytes_max: Largest single put.
         copy_bytes_max: Largest object that one server-side copy moves; larger ones are copied in parts.
         key_bytes_max: Longest key.
+        lists_in_order: Listings come in the order of UTF-8 keys. Where they may not, they are sorted here, whole. SeaweedFS
+            walks its folders, so ``a/1`` comes before ``a-x``.
     """
 
     name: str
@@ -50,14 +52,15 @@ class Profile:
     put_bytes_max: int = 5 * _GIB
     copy_bytes_max: int = 5 * _GIB
     key_bytes_max: int = 1024
+    lists_in_order: bool = True
 
 
 _ALL = (
     Profile("aws", endpoint="", region=None, addressing="virtual", checksum_header=True),
     # Any other endpoint: nothing is assumed beyond the dialect of 2006.
-    Profile("generic"),
+    Profile("generic", lists_in_order=False),
     # Checks and keeps CRC-64/NVME; checks no signed body, so none is made. Tried with 4.48.
-    Profile("seaweedfs", checksum_header=True, sign_body=False),
+    Profile("seaweedfs", checksum_header=True, sign_body=False, lists_in_order=False),
     # Accepts checksum headers and neither checks nor keeps them, but checks the signed body. Tried with 16.2.
     Profile("ceph"),
     Profile("minio", checksum_header=True),
