@@ -193,18 +193,34 @@ def load_config(path: str, environment: Mapping[str, str] | None = None) -> Load
     return LoadedConfig(check_config(document, of=path), origins)
 
 
+def load_store_section(path: str = "", environment: Mapping[str, str] | None = None) -> StoreSection:
+    """The ``[store]`` section alone, for commands that need no daemon: of the file, if one is named, and the environment."""
+    if path:
+        return load_config(path, environment).config.store
+    document: dict[str, Any] = {}
+    _override(document, os.environ if environment is None else environment)
+    try:
+        return StoreSection.model_validate(document.get("store", {}))
+    except ValidationError as error:
+        raise _all_problems(error, "the environment") from None
+
+
 def check_config(document: Mapping[str, Any], *, of: str) -> Config:
     """The configuration in a parsed document; ConfigError with every problem."""
     try:
         return Config.model_validate(document)
     except ValidationError as error:
-        problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(
-            f"`{of}` has {count}:\n" + "\n".join(f"  {problem}" for problem in problems),
-            subject=of,
-            hint="`stager config show --config FILE` prints every setting with its default",
-        ) from None
+        raise _all_problems(error, of) from None
+
+
+def _all_problems(error: ValidationError, of: str) -> ConfigError:
+    problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return ConfigError(
+        f"`{of}` has {count}:\n" + "\n".join(f"  {problem}" for problem in problems),
+        subject=of,
+        hint="`stager config show --config FILE` prints every setting with its default",
+    )
 
 
 def _problem(detail: dict[str, Any]) -> str:
