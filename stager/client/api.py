@@ -76,7 +76,7 @@ class Client:
     def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
         """Tell a reader's order and place. It is a hint: the caller may go on when it fails."""
         return wire.decode_announce_reply(
-            self._call("POST", "/v1/announce", lambda _: request, answer_s=CALL_S)
+            self._call("POST", "/v1/announce", lambda _: request, answer_s=CALL_S, patience_s=0.0)
         )
 
     def want(self, dataset: str, shard: str, deadline_s: float, *, damaged: bool = False) -> wire.WantReply:
