@@ -142,3 +142,23 @@ def test_commit_refuses_what_cannot_be_meant(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="JSON"):
         commit(tmp_path, loader=loader)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_busy_daemon_is_asked_again(tmp_path: Path) -> None:
+    """A full backlog refuses at once on a unix socket; that is no daemon lost, even without patience."""
+    path = str(tmp_path / "socket")
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
+        server.bind(path)
+        server.listen(0)
+        first.connect(path)
+        found: list[bool] = []
+        asking = threading.Thread(target=lambda: found.append(Client(path).ready()[0]))
+        asking.start()
+        server.accept()[0].close()
+        server.settimeout(30)
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        asking.join(30)
+    assert found == [True]
