@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from typing import Literal
 
 from stager.errors import UsageError
@@ -23,6 +24,7 @@ class Kind(StrEnum):
     """What can be found. The value stands in summaries."""
 
     HIDDEN = "hidden"
+    UNWANTED = "not asked for by --include and --exclude"
     SPECIAL = "special file"
     LINK_SKIPPED = "symbolic link"
     LINK = "symbolic link that leads out of the source, to a directory, or nowhere"
@@ -49,11 +51,21 @@ class Policies:
         on_error: A file that cannot be read, has vanished, or changes while it is read.
         on_unkeyable: A name that makes no sample by webdataset's rules, or the same field of a sample twice.
         symlinks: ``inside`` packs links to files within their source and refuses the others.
+        include: Patterns of file names; a file must match one of them, if there is any.
+        exclude: Patterns of names of files and directories that are left out.
     """
 
     on_error: OnProblem = "fail"
     on_unkeyable: OnProblem = "fail"
     symlinks: OnLink = "inside"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def wants(self, name: str, *, directory: bool = False) -> bool:
+        """Whether a file or directory of this last part of its path is to be looked at."""
+        if any(fnmatchcase(name, pattern) for pattern in self.exclude):
+            return False
+        return directory or not self.include or any(fnmatchcase(name, pattern) for pattern in self.include)
 
     def refuses(self, kind: Kind) -> bool:
         match kind:

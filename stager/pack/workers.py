@@ -15,7 +15,7 @@ import multiprocessing.util
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.sharedctypes import SynchronizedArray
@@ -29,7 +29,7 @@ from stager.pack.plan import ShardPlan
 from stager.pack.records import ShardRecord
 from stager.pack.write import Meter, Tools, write_shard
 
-OpenDestination = Callable[[Offload], Destination]
+OpenDestination = Callable[[Offload], Awaitable[Destination]]
 
 
 class ShardWriter(Protocol):
@@ -146,7 +146,7 @@ class _Worker:
         self._runner.close()
 
     async def _open(self, open_destination: OpenDestination) -> Destination:
-        return open_destination(self._offload)
+        return await open_destination(self._offload)
 
     def _add(self, samples: int, size: int) -> None:
         with self._meter.get_lock():

@@ -66,10 +66,13 @@ def walk_directory(root: str, findings: Findings, *, prefix: str = "") -> Iterat
 
 def _list(path: bytes, real_root: bytes, findings: Findings) -> _Names:
     names = _Names()
+    wants = findings.policies.wants
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
                 findings.add(Kind.HIDDEN, os.fsdecode(entry.path))
+            elif not wants(os.fsdecode(entry.name), directory=entry.is_dir()):
+                findings.add(Kind.UNWANTED, os.fsdecode(entry.path))
             elif entry.is_symlink():
                 _sort_link(entry, names, real_root, findings)
             elif entry.is_file(follow_symlinks=False):
