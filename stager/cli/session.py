@@ -54,7 +54,7 @@ async def session(section: StoreSection) -> AsyncIterator[Session]:
 def run_in_session(work: Callable[[Session], Awaitable[R]], *, config: str = "", quiet: bool = True) -> R:
     """The result of ``work``. The store is configured by ``config`` if given, by ``STAGER_STORE__*`` and the SDK's chain."""
     set_up_logging(level="warning" if quiet else "info")
-    section = load_store_section(config)
+    section = load_store_section(config or None)
 
     async def run() -> R:
         async with session(section) as opened:
