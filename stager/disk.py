@@ -104,6 +104,10 @@ class Disk(Protocol):
         """Unlink a file; a missing one is fine."""
         ...
 
+    def remove_empty_directory(self, path: str) -> bool:
+        """Whether ``path`` was an empty directory, which is gone now, or nothing."""
+        ...
+
     def remove_tree(self, path: str) -> None:
         """Remove a directory and all below it without following links; a missing one is fine."""
         ...
@@ -226,6 +230,18 @@ class LocalDisk:
     def remove(self, path: str) -> None:
         with _translated("remove", path), contextlib.suppress(FileNotFoundError):
             os.unlink(path)
+
+    def remove_empty_directory(self, path: str) -> bool:
+        with _translated("remove", path):
+            try:
+                os.rmdir(path)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR, errno.EBUSY):
+                    raise
+                return False
+            return True
 
     def remove_tree(self, path: str) -> None:
         with _translated("remove", path):

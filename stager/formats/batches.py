@@ -25,6 +25,7 @@ from stager.formats.order import (
     WINDOW_SHARDS_MAX,
     EpochOrder,
     OrderPlan,
+    check_whole_number,
 )
 
 GLOBAL_BATCH_MAX = 1 << 40
@@ -46,14 +47,8 @@ class BatchGeometry:
     drop_last: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("global_batch", self.global_batch, GLOBAL_BATCH_MAX),
-            ("world", self.world, WORLD_MAX),
-        ):
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise UsageError(
-                    f"{name} must be a whole number from 1 to {most}, not {value!r}", subject=name
-                )
+        check_whole_number("global_batch", self.global_batch, 1, GLOBAL_BATCH_MAX)
+        check_whole_number("world", self.world, 1, WORLD_MAX)
         if self.global_batch % self.world:
             raise UsageError(
                 f"a global batch of {self.global_batch} samples does not divide among {self.world} ranks",
@@ -102,23 +97,24 @@ class EpochBatches:
         """
         lanes = order.plan.lanes
         geometry.check_lanes(lanes)
+        self.check_position(position, order.samples, lanes)
         self.order = order
         self.geometry = geometry
         self.position = min(position, order.samples)
-        ended = self.position == order.samples
-        if not ended and self.position % lanes:
+        self.steps = count_steps(order.samples, lanes, geometry, position)
+        self._lane_batch = geometry.global_batch // lanes
+        self._lane_start = self.position // lanes
+        self._whole = _whole_steps(order.samples, lanes, geometry, position)
+
+    @staticmethod
+    def check_position(position: int, samples: int, lanes: int) -> None:
+        """UsageError unless lanes have all given the same number of samples at ``position``, or all they have."""
+        if position < samples and position % lanes:
             raise UsageError(
                 f"position {position} is not a multiple of the {lanes} lanes",
                 subject="position",
                 hint="take the position from state_dict(), which only gives ends of batches",
             )
-        self._lane_batch = geometry.global_batch // lanes
-        self._lane_start = -(-self.position // lanes)
-        left = order.samples // lanes - self._lane_start
-        self._whole = 0 if ended else max(left, 0) // self._lane_batch
-        short = not ended and not geometry.drop_last
-        short = short and self.position + self._whole * geometry.global_batch < order.samples
-        self.steps = self._whole + short
 
     def rank_batch(self, step: int, rank: int) -> RankBatch:
         """What ``rank`` reads in ``step``."""
@@ -182,6 +178,18 @@ class EpochBatches:
             if samples:
                 return self.order.sample_at(candidate, samples - 1)
         raise AssertionError("an epoch without samples has no steps")
+
+
+def count_steps(samples: int, lanes: int, geometry: BatchGeometry, position: int = 0) -> int:
+    """Steps that every rank makes from ``position`` to the end of an epoch of ``samples`` samples."""
+    whole = _whole_steps(samples, lanes, geometry, position)
+    return whole + (not geometry.drop_last and position + whole * geometry.global_batch < samples)
+
+
+def _whole_steps(samples: int, lanes: int, geometry: BatchGeometry, position: int) -> int:
+    """Steps from ``position`` on in which every lane gives its full share."""
+    left = samples // lanes - position // lanes
+    return max(left, 0) // (geometry.global_batch // lanes) if position < samples else 0
 
 
 def encode_order(plan: OrderPlan, geometry: BatchGeometry) -> dict[str, Any]:

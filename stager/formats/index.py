@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from array import array
 from dataclasses import dataclass
 
@@ -53,6 +54,15 @@ class ShardIndex:
             FieldPlace(names[self._field_ids[place]], self._offsets[place], self._sizes[place])
             for place in range(first, last)
         ]
+
+    def layout_digest(self) -> bytes:
+        """32 bytes that change with any key, field, place or size, and not with the members' bytes."""
+        whole = hashlib.sha256()
+        for names in (self._keys, self._field_names):
+            whole.update("\0".join(names).encode() + b"\0\0")
+        for numbers in (self._starts, self._field_ids, self._offsets, self._sizes):
+            whole.update(",".join(map(str, numbers)).encode() + b";")
+        return whole.digest()
 
     def _checked(self, sample: int) -> int:
         if not 0 <= sample < len(self._keys):

@@ -56,10 +56,7 @@ class OrderPlan:
             ("lanes", self.lanes, 1, LANES_MAX),
             ("window", self.window, 1, WINDOW_SHARDS_MAX),
         ):
-            if not isinstance(value, int) or not least <= value <= most:
-                raise UsageError(
-                    f"{name} must be a whole number from {least} to {most}, not {value!r}", subject=name
-                )
+            check_whole_number(name, value, least, most)
 
     def at_epoch(self, epoch: int) -> OrderPlan:
         """The same order's other epoch."""
@@ -299,6 +296,12 @@ class EpochOrder:
                 for at in range(window.first, window.last):
                     needs.setdefault(self._shards[at], scan_end)
         return list(needs.items())
+
+
+def check_whole_number(name: str, value: object, least: int, most: int) -> None:
+    """UsageError, naming ``name``, unless ``value`` is an int from ``least`` to ``most``."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        raise UsageError(f"{name} must be a whole number from {least} to {most}, not {value!r}", subject=name)
 
 
 def lanes_of_rank(rank: int, world: int, lanes: int) -> range:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
+LOOKAHEAD_USES_MAX = 20_000
 _NEVER = float("inf")
 
 
@@ -66,11 +68,10 @@ def plan(
         coming: Shards in flight, with their bytes; they are never given up.
         wanted: Shards that readers wait for, the longest waiting first, with their bytes.
         upcoming: Shards in the order of their next use, nearest first, with their bytes; may repeat and be long: it
-            is read only as far as the capacity reaches.
+            is read as far as the capacity reaches and what is here is met again.
         slots: How many more fetches may run.
     """
-    targets = _targets(capacity_bytes, wanted, upcoming)
-    ranks = {key: rank for rank, (key, _, _) in enumerate(targets)}
+    targets, ranks = _targets(capacity_bytes, wanted, upcoming, here)
     held = {key: shard.size for key, shard in here.items()}
     free = capacity_bytes - sum(held.values()) - sum(coming.values())
     # Farthest next use first; among those of no known use, the least recently used.
@@ -79,12 +80,12 @@ def plan(
     fetch: list[Fetch[Key]] = []
     while free < 0 and victims:
         free += _give_up(victims.pop(), held, evict, "the cache is over its bound")
-    for rank, (key, size, is_wanted) in enumerate(targets):
+    for key, size, is_wanted in targets:
         if len(fetch) >= slots:
             break
         if key in held or key in coming:
             continue
-        chosen, gained = _make_room(size - free, rank, victims, ranks, held)
+        chosen, gained = _make_room(size - free, ranks[key], victims, ranks, held)
         if free + gained < size:
             return Plan(tuple(evict), tuple(fetch), key)
         for victim in chosen:
@@ -96,22 +97,35 @@ def plan(
 
 
 def _targets(
-    capacity_bytes: int, wanted: Sequence[tuple[Key, int]], upcoming: Iterable[tuple[Key, int]]
-) -> list[tuple[Key, int, bool]]:
-    """Distinct shards in order of need, as many as the capacity holds."""
+    capacity_bytes: int,
+    wanted: Sequence[tuple[Key, int]],
+    upcoming: Iterable[tuple[Key, int]],
+    here: Mapping[Key, Here],
+) -> tuple[list[tuple[Key, int, bool]], dict[Key, int]]:
+    """Distinct shards in order of need, as many as the capacity holds; and by shard, how soon it is needed.
+
+    Beyond the capacity only what is here is looked for: of two that must go, the one of the farther use is to go.
+    """
     targets: list[tuple[Key, int, bool]] = []
-    seen: set[Key] = set()
+    ranks: dict[Key, int] = {}
     room = capacity_bytes
-    for is_wanted, source in ((True, wanted), (False, upcoming)):
-        for key, size in source:
-            if key in seen:
-                continue
-            if size > room and not is_wanted:
-                return targets
-            seen.add(key)
-            targets.append((key, size, is_wanted))
+    for key, size in wanted:
+        if key not in ranks:
+            ranks[key] = len(ranks)
+            targets.append((key, size, True))
             room -= size
-    return targets
+    unranked = here.keys() - ranks.keys()
+    for key, size in islice(upcoming, LOOKAHEAD_USES_MAX):
+        if room <= 0 and not unranked:
+            break
+        if key in ranks:
+            continue
+        ranks[key] = len(ranks)
+        unranked.discard(key)
+        room -= size
+        if room >= 0:
+            targets.append((key, size, False))
+    return targets, ranks
 
 
 def _make_room(

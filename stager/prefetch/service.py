@@ -42,6 +42,7 @@ log = logging.getLogger("stager.prefetch")
 
 READER_IDLE_S = 3600.0
 LOOK_AGAIN_S = 5.0
+HAND_OVER_S = 5.0
 OpenStore = Callable[[str], Awaitable[ObjectStore]]
 
 
@@ -86,6 +87,7 @@ class StagingService:
         self._readers: dict[str, Reader] = {}
         self._waiting: dict[ShardKey, list[asyncio.Future[None]]] = {}
         self._failures: dict[ShardKey, _Failure] = {}
+        self._handed_over: dict[ShardKey, float] = {}
         self._arrived: dict[ShardKey, int] = {}
         self._source_problems: dict[str, str] = {}
         self._wake = asyncio.Event()
@@ -332,7 +334,10 @@ class StagingService:
                     waiters.remove(waiter)
                 if not waiters:
                     self._waiting.pop(key, None)
-        self._cache.shards[key].last_used_s = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        self._handed_over[key] = now
+        if key in self._cache.shards:
+            self._cache.shards[key].last_used_s = now
 
     async def _step(self, group: asyncio.TaskGroup) -> None:
         """Decide at one instant, then act: count what is decided at once, move files afterwards."""
@@ -343,7 +348,7 @@ class StagingService:
             capacity_bytes=cache.capacity_bytes - sum(cache.leftovers.values()),
             here={key: Here(shard.size, shard.last_used_s) for key, shard in cache.shards.items()},
             coming=cache.coming,
-            wanted=[(key, cache.entry(key).size) for key in self._waiting if self._may_try(key, now)],
+            wanted=[(key, cache.entry(key).size) for key in self._wanted(now)],
             upcoming=((key, size) for key, size in self._upcoming() if self._may_try(key, now)),
             slots=self._options.concurrent_shards - len(cache.coming),
         )
@@ -358,6 +363,15 @@ class StagingService:
             # Room that an abandoned fetch still holds is given up before a needed shard has to wait.
             await cache.drop_leftover(next(iter(cache.leftovers)))
             self._wake.set()
+
+    def _wanted(self, now: float) -> list[ShardKey]:
+        """What readers stand waiting for, behind what they were told is there and may not have opened yet."""
+        self._handed_over = {
+            key: at
+            for key, at in self._handed_over.items()
+            if now - at < HAND_OVER_S and key in self._cache.shards
+        }
+        return [*self._handed_over, *(key for key in self._waiting if self._may_try(key, now))]
 
     def _may_try(self, key: ShardKey, now: float) -> bool:
         failure = self._failures.get(key)

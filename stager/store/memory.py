@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from stager.checksum import crc64nvme as compute_crc64nvme
-from stager.errors import AlreadyExists, IntegrityError, NotFound, PreconditionFailed, StagerError
-from stager.formats.digests import encode_crc64nvme
+from stager.errors import AlreadyExists, IntegrityError, NotFound, StagerError, UsageError
 from stager.formats.names import check_key
 from stager.store.api import (
     OVERWRITE,
@@ -25,6 +24,13 @@ from stager.store.api import (
     Replace,
     Span,
     StoreProperties,
+)
+from stager.store.checks import (
+    check_crc64nvme,
+    check_metadata,
+    check_part_number,
+    other_version,
+    span_beyond_end,
 )
 
 
@@ -76,8 +82,8 @@ class MemoryStore:
         metadata: Mapping[str, str] | None = None,
         crc64nvme: int | None = None,
     ) -> ObjectVersion:
-        _check_body(key, body, crc64nvme)
-        return self._store(check_key(key), bytes(body), mode, metadata or {})
+        check_crc64nvme(key, body, crc64nvme)
+        return self._store(check_key(key), bytes(body), mode, check_metadata(key, metadata))
 
     @asynccontextmanager
     async def get(
@@ -85,12 +91,9 @@ class MemoryStore:
     ) -> AsyncIterator[_MemoryReader]:
         found = self._find(key)
         if if_match is not None and if_match.etag != found.info.version.etag:
-            raise _changed(key)
+            raise other_version(key)
         if span is not None and span.stop > len(found.body):
-            raise IntegrityError(
-                f"`{key}` has {len(found.body)} bytes; {span.start} to {span.stop} were asked for",
-                subject=key,
-            )
+            raise span_beyond_end(key, len(found.body), span.start, span.stop)
         body = found.body if span is None else found.body[span.start : span.stop]
         yield _MemoryReader(found.info, body)
 
@@ -111,20 +114,21 @@ class MemoryStore:
     async def copy(self, source: str, target: str, *, if_match: ObjectVersion | None = None) -> ObjectVersion:
         found = self._find(source)
         if if_match is not None and if_match.etag != found.info.version.etag:
-            raise _changed(source)
+            raise other_version(source)
         return self._store(check_key(target), found.body, OVERWRITE, found.info.metadata)
 
     async def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         upload_id = f"upload-{self.bucket.next_number()}"
-        self.bucket.uploads[upload_id] = _Upload(check_key(key), dict(metadata or {}))
+        self.bucket.uploads[upload_id] = _Upload(check_key(key), check_metadata(key, metadata))
         return upload_id
 
     async def put_part(
         self, key: str, upload_id: str, number: int, body: Buffer, *, crc64nvme: int | None = None
     ) -> PartTag:
         upload = self._upload(key, upload_id)
-        _check_body(key, body, crc64nvme)
-        tag = PartTag(number, hashlib.md5(body).hexdigest(), len(body), compute_crc64nvme(body))
+        check_part_number(key, number)
+        crc = check_crc64nvme(key, body, crc64nvme)
+        tag = PartTag(number, hashlib.md5(body).hexdigest(), len(body), crc)
         upload.parts[number] = (tag, bytes(body))
         return tag
 
@@ -135,6 +139,8 @@ class MemoryStore:
         self, key: str, upload_id: str, parts: Sequence[PartTag], *, mode: PutMode = OVERWRITE
     ) -> ObjectVersion:
         upload = self._upload(key, upload_id)
+        if not parts:
+            raise UsageError(f"`{key}`: an upload without parts cannot be completed", subject=key)
         bodies = []
         for place, tag in enumerate(parts):
             held, body = upload.parts.get(tag.number, (None, b""))
@@ -175,11 +181,10 @@ class MemoryStore:
         if isinstance(mode, Create) and present is not None:
             raise AlreadyExists(f"`{key}` exists already in {self._properties.name}", subject=key)
         if isinstance(mode, Replace) and (present is None or present.info.version.etag != mode.version.etag):
-            raise _changed(key)
+            raise other_version(key)
         version = ObjectVersion(hashlib.md5(body).hexdigest(), f"v{self.bucket.next_number()}")
-        lowered = {name.lower(): value for name, value in metadata.items()}
         self.bucket.objects[key] = _Object(
-            body, ObjectInfo(key, len(body), version, lowered, compute_crc64nvme(body))
+            body, ObjectInfo(key, len(body), version, metadata, compute_crc64nvme(body))
         )
         return version
 
@@ -192,15 +197,3 @@ class _MemoryReader:
     async def read(self, size: int) -> bytes:
         piece, self._body = self._body[:size], self._body[size:]
         return bytes(piece)
-
-
-def _check_body(key: str, body: Buffer, expected: int | None) -> None:
-    if expected is not None and compute_crc64nvme(body) != expected:
-        raise IntegrityError(
-            f"`{key}`: the bytes do not have the checksum {encode_crc64nvme(expected)} that was sent with them",
-            subject=key,
-        )
-
-
-def _changed(key: str) -> PreconditionFailed:
-    return PreconditionFailed(f"`{key}` is not the version that was named", subject=key)

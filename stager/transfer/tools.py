@@ -6,9 +6,9 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+from stager.backoff import backoff_s as backoff_s
 from stager.budget import ByteBudget, RateLimit
 from stager.disk import Disk
-from stager.errors import Throttled
 from stager.offload import Offload
 
 MIB = 1 << 20
@@ -37,12 +37,3 @@ class Tools:
 
 Sleep = Callable[[float], Awaitable[None]]
 
-
-def backoff_s(attempt: int, chance: random.Random, error: BaseException | None = None) -> float:
-    """How long to wait before attempt number ``attempt`` (from 1 for the first repeat): full jitter, at most 20 s.
-
-    A store that named a time is believed, up to a minute.
-    """
-    if isinstance(error, Throttled) and error.retry_after_s is not None:
-        return min(60.0, error.retry_after_s)
-    return chance.uniform(0.05, min(20.0, 0.2 * 2**attempt))

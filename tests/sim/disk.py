@@ -162,6 +162,13 @@ class SimulatedDisk:
         self.world.step(f"unlink {path}")
         self.live.pop(path, None)
 
+    def remove_empty_directory(self, path: str) -> bool:
+        self.world.step(f"rmdir {path}")
+        if self._below(path) or len(self._folders_below(path)) > 1:
+            return False
+        self.directories.discard(path)
+        return True
+
     def remove_tree(self, path: str) -> None:
         for name in self._below(path):
             self.world.step(f"unlink {name}")

@@ -1,1 +1,7 @@
-"""What is known of each provider, as data."""
+"""Providers of object storage, as data: what differs between them, and nothing that a probe can find out."""
+
+from __future__ import annotations
+
+from stager.store.providers.profiles import PROFILES, Profile, find_profile
+
+__all__ = ["PROFILES", "Profile", "find_profile"]

@@ -1,0 +1,244 @@
+"""The configuration: one TOML file, overridden by ``STAGER_<SECTION>__<KEY>``. All its problems are told at once."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+
+from stager.errors import ConfigError
+from stager.units import parse_rate, parse_size
+
+ENVIRONMENT_PREFIX = "STAGER_"
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Rate = Annotated[int | None, BeforeValidator(parse_rate)]
+
+
+def _absolute(path: object) -> object:
+    if isinstance(path, str) and not os.path.isabs(path):
+        raise ValueError(f"`{path}` is not an absolute path")
+    return os.path.normpath(path) if isinstance(path, str) and path else path
+
+
+Path = Annotated[str, BeforeValidator(_absolute)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NodeSection(_Section):
+    """``[node]``: this node's cache and socket, and its place among the nodes."""
+
+    cache: Path
+    cache_bytes: Size
+    socket: Path
+    node_index: int = Field(default=0, ge=0)
+    node_count: int = Field(default=1, ge=1)
+    drain_timeout_s: float = Field(default=25.0, gt=0, le=86_400)
+    memory_bytes: Size = 128 << 20
+    concurrent_shards: int = Field(default=4, ge=1, le=256)
+    concurrent_parts: int = Field(default=8, ge=1, le=256)
+
+    @model_validator(mode="after")
+    def _node_is_one_of_them(self) -> NodeSection:
+        if self.node_index >= self.node_count:
+            raise ValueError(
+                f"node_index {self.node_index} is not one of {self.node_count} nodes, counted from 0"
+            )
+        # Linux keeps 108 bytes for a socket's path, the closing zero included.
+        if len(self.socket.encode()) > 107:
+            raise ValueError(
+                f"socket: the path has {len(self.socket.encode())} bytes; a socket's may have 107"
+            )
+        return self
+
+
+class StoreSection(_Section):
+    """``[store]``: how buckets are reached. What is left out is found by the SDK's own chain."""
+
+    provider: str = ""
+    region: str = ""
+    endpoint: str = ""
+    profile: str = ""
+    access_key: SecretStr = SecretStr("")
+    secret_key: SecretStr = SecretStr("")
+    session_token: SecretStr = SecretStr("")
+
+    @model_validator(mode="after")
+    def _keys_come_together(self) -> StoreSection:
+        if bool(self.access_key.get_secret_value()) != bool(self.secret_key.get_secret_value()):
+            raise ValueError("access_key and secret_key come together, or neither does")
+        return self
+
+
+class DatasetSection(_Section):
+    """``[[dataset]]``: staged from the start, before any reader announces itself."""
+
+    source: str = Field(min_length=1)
+
+
+class KeepSection(_Section):
+    """What a tier keeps; any rule keeps a checkpoint. Without one, everything is kept."""
+
+    last: int | None = Field(default=None, ge=1)
+    every_steps: int | None = Field(default=None, ge=1)
+
+
+class TierSection(_Section):
+    """One tier of a run's checkpoints."""
+
+    url: str = Field(min_length=1)
+    keep: KeepSection = KeepSection()
+
+
+class CheckpointSection(_Section):
+    """``[[checkpoint]]``: a directory that trainers save into, and where its checkpoints go."""
+
+    watch: Path
+    run: str = Field(min_length=1)
+    layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file"] = "auto"
+    tiers: tuple[TierSection, ...] = ()
+    rescan_s: float = Field(default=5.0, gt=0, le=3600)
+
+    @model_validator(mode="after")
+    def _tiers_fit(self) -> CheckpointSection:
+        if len(self.tiers) > 1 or (self.tiers and self.tiers[0].url.rstrip("/") != self.run.rstrip("/")):
+            raise ValueError(
+                "tiers: this version has one tier, whose url is the run's; leave it out or make them equal"
+            )
+        return self
+
+    @property
+    def keep(self) -> KeepSection:
+        """What the bucket keeps."""
+        return self.tiers[0].keep if self.tiers else KeepSection()
+
+
+class LimitsSection(_Section):
+    """``[limits]``: caps on bytes a second."""
+
+    upload: Rate = None
+    download: Rate = None
+
+
+class LogSection(_Section):
+    """``[log]``: to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["logfmt", "json"] = "logfmt"
+
+
+class Config(_Section):
+    """Everything a daemon is told."""
+
+    node: NodeSection
+    store: StoreSection = StoreSection()
+    dataset: tuple[DatasetSection, ...] = ()
+    checkpoint: tuple[CheckpointSection, ...] = ()
+    limits: LimitsSection = LimitsSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _watched_once(self) -> Config:
+        watched = [section.watch for section in self.checkpoint]
+        for path in watched:
+            if watched.count(path) > 1:
+                raise ValueError(f"checkpoint: `{path}` is watched twice")
+            if path == self.node.cache or path.startswith(self.node.cache + "/"):
+                raise ValueError(f"checkpoint: `{path}` lies in the cache, which stager tidies")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedConfig:
+    """A configuration, and for each key that was given, where it came from."""
+
+    config: Config
+    origins: Mapping[str, str]
+
+
+def load_config(path: str, environment: Mapping[str, str] | None = None) -> LoadedConfig:
+    """The configuration in the file ``path``, with the overrides of ``environment`` (the process's own when None).
+
+    Raises:
+        ConfigError: With every problem, each on a line with its place.
+    """
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"there is no configuration `{path}`", subject=path, hint="name one with --config"
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"`{path}` is not TOML: {error}", subject=path) from None
+    origins = {place: path for place in _places(document)}
+    origins |= _override(document, os.environ if environment is None else environment)
+    return LoadedConfig(check_config(document, of=path), origins)
+
+
+def check_config(document: Mapping[str, Any], *, of: str) -> Config:
+    """The configuration in a parsed document; ConfigError with every problem."""
+    try:
+        return Config.model_validate(document)
+    except ValidationError as error:
+        problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        raise ConfigError(
+            f"`{of}` has {count}:\n" + "\n".join(f"  {problem}" for problem in problems),
+            subject=of,
+            hint="`stager config show --config FILE` prints every setting with its default",
+        ) from None
+
+
+def _problem(detail: dict[str, Any]) -> str:
+    place = ""
+    for part in detail["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    kinds = {"extra_forbidden": "there is no such key", "missing": "is missing"}
+    said = kinds.get(detail["type"]) or str(detail["msg"]).removeprefix("Value error, ")
+    return f"{place or 'configuration'}: {said}"
+
+
+def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Put ``STAGER_NODE__CACHE=...`` and the like into the document; returns where each came from."""
+    origins = {}
+    for name, value in environment.items():
+        section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+        if not (
+            name.startswith(ENVIRONMENT_PREFIX) and divider and section in ("node", "store", "limits", "log")
+        ):
+            continue
+        place = document.setdefault(section, {})
+        if isinstance(place, dict):
+            place[key] = value
+            origins[f"{section}.{key}"] = f"environment {name}"
+    return origins
+
+
+def _places(value: object, place: str = "") -> list[str]:
+    if isinstance(value, dict):
+        return [
+            found
+            for key, inner in value.items()
+            for found in _places(inner, f"{place}.{key}" if place else key)
+        ]
+    if isinstance(value, list) and value and all(isinstance(inner, dict) for inner in value):
+        return [found for number, inner in enumerate(value) for found in _places(inner, f"{place}[{number}]")]
+    return [place]

@@ -1,0 +1,133 @@
+"""Reading members of one shard: mapped where that is safe, by `pread` elsewhere."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from types import TracebackType
+from typing import Self
+
+from stager.dataset.mounts import may_map
+from stager.errors import FormatError, StagerError
+from stager.formats.index import ShardIndex, index_shard
+
+
+class OpenShard:
+    """A shard's open file and its index. The bytes stay readable when the file is evicted.
+
+    Attributes:
+        path: What was opened.
+        size: Bytes of the file.
+        index: Where each sample lies.
+    """
+
+    def __init__(
+        self, path: str, size: int, index: ShardIndex, mapped: mmap.mmap | None, descriptor: int
+    ) -> None:
+        self.path = path
+        self.size = size
+        self.index = index
+        self._mapped = mapped
+        self._descriptor = descriptor
+
+    def read(self, offset: int, size: int) -> bytes:
+        """``size`` bytes from ``offset``.
+
+        Raises:
+            FormatError: The file has become shorter.
+            StagerError: The disk fails.
+        """
+        if self._mapped is not None:
+            return self._mapped[offset : offset + size]
+        return _pread(self._descriptor, offset, size, self.path)
+
+    def close(self) -> None:
+        if self._mapped is not None:
+            self._mapped.close()
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._mapped, self._descriptor = None, -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_shard(path: str, *, size: int | None = None, samples: int | None = None) -> OpenShard:
+    """Open and index a shard.
+
+    Args:
+        path: The file.
+        size: Bytes that it must have, or None.
+        samples: Samples that it must have, or None.
+
+    Raises:
+        FileNotFoundError: It is not there.
+        FormatError: It is no tar, or damaged, or not what ``size`` and ``samples`` say; the message names it.
+        StagerError: It cannot be read.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StagerError(f"cannot open shard `{path}`: {error.strerror}", subject=path) from error
+    mapped: mmap.mmap | None = None
+    try:
+        found = os.fstat(descriptor).st_size
+        if size is not None and found != size:
+            raise _not_as_said(path, f"{found} bytes", size)
+        if found and may_map(path):
+            mapped = mmap.mmap(descriptor, found, access=mmap.ACCESS_READ)
+            with memoryview(mapped) as view:
+                index = index_shard(view, of=path)
+        else:
+            # Indexing reads the headers only, but a network file system brings the blocks between them anyway.
+            index = index_shard(_pread(descriptor, 0, found, path), of=path)
+        if samples is not None and len(index) != samples:
+            raise _not_as_said(path, f"{len(index)} samples", samples)
+    except BaseException as error:
+        if mapped is not None:
+            mapped.close()
+        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise StagerError(f"cannot read shard `{path}`: {error.strerror}", subject=path) from error
+        raise
+    if mapped is not None:
+        # The mapping holds the file by itself; one descriptor less for each open shard.
+        os.close(descriptor)
+        descriptor = -1
+    return OpenShard(path, found, index, mapped, descriptor)
+
+
+def _not_as_said(path: str, found: str, said: int) -> FormatError:
+    return FormatError(
+        f"shard `{path}` has {found}; the manifest says {said}",
+        subject=path,
+        hint="the shard or the manifest was changed: `stager verify`, then copy or pack it again",
+    )
+
+
+def _pread(descriptor: int, offset: int, size: int, path: str) -> bytes:
+    pieces = []
+    while size > 0:
+        try:
+            piece = os.pread(descriptor, size, offset)
+        except OSError as error:
+            raise StagerError(
+                f"cannot read shard `{path}` at byte {offset}: {error.strerror}", subject=path
+            ) from error
+        if not piece:
+            raise FormatError(
+                f"shard `{path}` ends at byte {offset}, {size} bytes early",
+                subject=path,
+                hint="it was cut while it was read: copy or pack it again",
+            )
+        pieces.append(piece)
+        offset += len(piece)
+        size -= len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -1,0 +1,319 @@
+"""`StagedDataset`: a torch dataset over WebDataset shards whose order is exact, elastic and resumable."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket as sockets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from stager.client import find_socket
+from stager.dataset.announcing import Announcer
+from stager.dataset.collating import collate_samples
+from stager.dataset.decoding import Decode, FieldDecoder
+from stager.dataset.ranks import check_ranks, find_ranks
+from stager.dataset.reading import SampleReader, SampleRecipe
+from stager.dataset.sources import Source, open_source
+from stager.dataset.turns import Turns
+from stager.errors import UsageError
+from stager.formats.batches import GLOBAL_BATCH_MAX, BatchGeometry, EpochBatches, count_steps, encode_order
+from stager.formats.cursor import Cursor, decode_cursor, encode_cursor
+from stager.formats.fields import take_count
+from stager.formats.order import EpochOrder, OrderPlan, check_whole_number, lanes_of_rank
+
+SHARDS_OPEN_MAX = 256
+WAIT_MAX_S = 7 * 86400.0
+_SKIPPED = "skipped"
+_serial = itertools.count()
+
+
+class StagedDataset(IterableDataset[Any]):
+    """Samples of WebDataset shards, from a local directory or through the node's cache.
+
+    The stream of global batches is the same for any number of workers and for any world size that divides the batch; it is
+    another one in every epoch; and a state of a few hundred bytes resumes it exactly. Iterate it directly, through a
+    `StagedLoader`, or through a plain ``DataLoader``; see ``docs/adr/0031-batches-and-loaders.md`` for what each gives.
+
+    A sample is a dict: ``__key__``, ``__url__``, then the fields by their names. With ``batch_size``, an item is a
+    `Batch`: a dict of columns.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        window: int = 8,
+        lanes: int | None = None,
+        drop_last: bool = False,
+        fields: Sequence[str] | None = None,
+        decode: Decode = True,
+        allow_pickle: bool = False,
+        map: Callable[[dict[str, Any]], Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        socket: str | None = None,
+        on_daemon_loss: Literal["wait", "fail"] = "wait",
+        wait_timeout_s: float = 600.0,
+    ) -> None:
+        """Open the dataset: read its manifest, or the shards' headers where there is none.
+
+        Args:
+            source: A directory of shards, which is read in place, or the URL of a dataset in a bucket, which the node's
+                daemon stages.
+            batch_size: Samples of this rank in a step; None gives single samples.
+            global_batch_size: Samples of all ranks in a step, instead of ``batch_size``.
+            shuffle: False gives the dataset's own order.
+            seed: Chooses the order, with the epoch.
+            window: Among how many consecutive shards samples are mixed; so many are open, and in the cache, at once.
+            lanes: Streams that advance together, so that nodes read different shards; None takes the number of nodes.
+            drop_last: Drop what is left for less than a whole global batch. Otherwise the last batch is shorter, of equal
+                size on all ranks; with several ranks, fewer samples than ranks may then come twice.
+            fields: Read only these.
+            decode: True decodes fields as webdataset does; an image specification (``"pil"``, ``"torchrgb8"``), a handler or
+                a list of these comes first; False gives bytes.
+            allow_pickle: Decode fields that are pickles, which may run any code.
+            map: Called with each sample in the worker.
+            collate: Makes a batch of a list of samples, instead of `collate_samples`.
+            rank: Of this process; with ``world_size``, instead of torch.distributed's or the launcher's.
+            world_size: Number of ranks.
+            socket: The daemon's; None takes ``STAGER_SOCKET`` or the default place.
+            on_daemon_loss: Whether a missing shard waits for a daemon that is away to come back.
+            wait_timeout_s: Longest wait for a shard, a manifest or the daemon, seconds.
+
+        Raises:
+            UsageError: Arguments that cannot be meant; sizes that do not divide, with those that would.
+            ConfigError, Unavailable, DeadlineExceeded, FormatError: As the source is opened.
+        """
+        super().__init__()
+        _check_wait(on_daemon_loss, wait_timeout_s)
+        self._ranks = find_ranks(rank, world_size)
+        self._ranks_given = rank is not None
+        self._geometry = _geometry(batch_size, global_batch_size, self._ranks.world, drop_last)
+        self._batched = batch_size is not None or global_batch_size is not None
+        self._collate = collate or collate_samples
+        if collate is not None and not self._batched:
+            raise UsageError("collate without batch_size has nothing to collate", subject="collate")
+        decoder = None if decode is False else FieldDecoder(decode, allow_pickle=allow_pickle)
+        self._recipe = SampleRecipe(None if fields is None else tuple(fields), decoder, map)
+        self._wait_s = wait_timeout_s
+        self._source = open_source(
+            source,
+            socket=find_socket(socket),
+            patience_s=wait_timeout_s if on_daemon_loss == "wait" else 0.0,
+            wait_s=wait_timeout_s,
+        )
+        _check_fields(self._source, self._recipe.fields)
+        self._lanes_given = lanes is not None
+        plan = OrderPlan(self._source.fingerprint, seed, 0, lanes or self._ranks.nodes, window, shuffle)
+        self._check_sizes(plan)
+        self._reader = f"{sockets.gethostname()}/{os.getpid()}-{next(_serial)}/{self._ranks.rank}"
+        self._turns = Turns()
+        self._begin = self._cursor = Cursor(plan)
+        self._recorded = False
+        # Used in workers alone, by torchdata's StatefulDataLoader: where this worker is to begin, and its batches so far.
+        self._worker_begin: tuple[Cursor, int] | None = None
+        self._worker_batches = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration is in."""
+        return self._begin.plan.epoch
+
+    @property
+    def samples(self) -> int:
+        """Samples of the whole dataset."""
+        return sum(shard.samples for shard in self._source.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the content of the dataset; a state is only good for the same one."""
+        return self._source.fingerprint
+
+    @property
+    def begin(self) -> Cursor:
+        """Where the next iteration begins."""
+        return self._begin
+
+    def __len__(self) -> int:
+        """Items of this rank in a whole epoch: batches, or samples without ``batch_size``."""
+        return count_steps(self.samples, self._begin.plan.lanes, self._geometry)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Items from `begin` to the end of its epoch; in a DataLoader worker, the worker's share of them.
+
+        An iteration that was broken off begins again at the same place. One that was finished is followed by the next epoch;
+        among the workers of a plain DataLoader, which cannot know, any iteration is.
+        """
+        worker = get_worker_info()
+        if worker is None:
+            if not self._ranks_given:
+                check_ranks(self._ranks)
+            return self._iterate_here(self._begin)
+        begin, skipped = self._worker_turn(worker.id, worker.num_workers)
+        return self._iterate_in_worker(begin, worker.id, worker.num_workers, skipped)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration at the start of ``epoch``; at its loaded place if that is where the cursor stands."""
+        if epoch != self.epoch:
+            self.seek(Cursor(self._begin.plan.at_epoch(epoch)))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands: JSON-able, a few hundred bytes, the same on every rank.
+
+        Raises:
+            UsageError: The workers of a plain DataLoader hold the place, and nobody knows what was delivered.
+        """
+        if get_worker_info() is not None:
+            return {**encode_cursor(self._cursor), _SKIPPED: self._worker_batches}
+        if self._turns.begun() and not self._recorded:
+            raise UsageError(
+                "the place in the data is known to the DataLoader's workers, not to the dataset",
+                subject="state_dict",
+                hint="use StagedLoader in place of DataLoader, or torchdata's StatefulDataLoader, and its state_dict()",
+            )
+        return encode_cursor(self._cursor)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from ``state`` in the next iteration, with any world size, number of workers and batch size.
+
+        Raises:
+            UsageError: The state is of another dataset or order, or its lanes do not divide this batch.
+            FormatError: It is not a state.
+        """
+        cursor = decode_cursor(state)
+        plan = self._begin.plan
+        if not self._lanes_given:
+            plan = replace(plan, lanes=cursor.plan.lanes)
+        cursor.check_matches(plan, of=self._source.name)
+        self._check_sizes(cursor.plan)
+        EpochBatches.check_position(cursor.position, self.samples, cursor.plan.lanes)
+        if get_worker_info() is None:
+            self.seek(cursor)
+        else:
+            self._worker_begin = cursor, take_count(state, _SKIPPED, at="dataset state")
+
+    def seek(self, cursor: Cursor) -> None:
+        """Begin the next iteration at ``cursor``, in this process and in its DataLoader workers."""
+        self._begin = self._cursor = cursor
+        self._recorded = False
+        self._turns.set(cursor.plan.epoch, cursor.position)
+
+    def begin_recording(self) -> Cursor:
+        """`begin`, for a loader that counts what its workers deliver and tells by `record`."""
+        if not self._ranks_given:
+            check_ranks(self._ranks)
+        self.seek(self._begin)
+        self._recorded = True
+        return self._begin
+
+    def record(self, begin: Cursor, delivered: int) -> None:
+        """Take ``delivered`` items as consumed since ``begin``, unless the dataset was sent elsewhere meanwhile."""
+        if begin == self._begin:
+            position = min(begin.position + delivered * self._geometry.global_batch, self.samples)
+            self._cursor = replace(begin, position=position)
+
+    def finish_epoch(self, begin: Cursor) -> None:
+        """After all items since ``begin``, begin the next iteration at the start of the next epoch."""
+        if begin == self._begin:
+            self.seek(Cursor(begin.plan.at_epoch(begin.plan.epoch + 1)))
+
+    def _worker_turn(self, worker: int, workers: int) -> tuple[Cursor, int]:
+        if self._worker_begin is not None:
+            begin = self._worker_begin
+            # This worker's later iterations, if it persists, are of the epochs that follow.
+            self._worker_begin = Cursor(begin[0].plan.at_epoch(begin[0].plan.epoch + 1)), 0
+            return begin
+        epoch, position = self._turns.begin(worker, workers)
+        return Cursor(self._begin.plan.at_epoch(epoch), position), 0
+
+    def _iterate_here(self, begin: Cursor) -> Iterator[Any]:
+        self.record(begin, 0)
+        for number, item in enumerate(self._items(begin, 0, 1, 0)):
+            self.record(begin, number + 1)
+            yield item
+        self.finish_epoch(begin)
+
+    def _iterate_in_worker(self, begin: Cursor, worker: int, workers: int, skipped: int) -> Iterator[Any]:
+        self._cursor, self._worker_batches = begin, skipped
+        for item in self._items(begin, worker, workers, skipped):
+            self._worker_batches += 1
+            yield item
+
+    def _items(self, begin: Cursor, worker: int, workers: int, skipped: int) -> Iterator[Any]:
+        """The items of one worker from ``begin`` on, without the first ``skipped`` of them."""
+        plan = begin.plan
+        order = EpochOrder(plan, [shard.samples for shard in self._source.shards])
+        batches = EpochBatches(order, self._geometry, begin.position)
+        lanes = lanes_of_rank(self._ranks.rank, self._ranks.world, plan.lanes)
+        shards_open = min(SHARDS_OPEN_MAX, (plan.window + 1) * len(lanes) + 1)
+        reader = SampleReader(self._source, self._recipe, wait_s=self._wait_s, shards_open_max=shards_open)
+        announcer = Announcer(self._source, self._reader, self._ranks) if worker == 0 else None
+        try:
+            for step in range(worker + skipped * workers, batches.steps, workers):
+                if announcer is not None:
+                    announcer.announce(encode_order(plan, self._geometry), batches.position_after(step - 1))
+                places = batches.rank_batch(step, self._ranks.rank).places
+                samples = [reader.read(shard, sample) for shard, sample in places]
+                yield self._collate(samples) if self._batched else samples[0]
+        finally:
+            reader.close()
+
+    def _check_sizes(self, plan: OrderPlan) -> None:
+        self._geometry.check_lanes(plan.lanes)
+        samples = self.samples
+        if not samples:
+            raise UsageError(f"`{self._source.name}` has no samples", subject=self._source.name)
+        if not count_steps(samples, plan.lanes, self._geometry):
+            raise UsageError(
+                f"`{self._source.name}` has {samples} samples, less than a global batch of {self._geometry.global_batch}",
+                subject="batch_size",
+                hint="with drop_last nothing would be left: use a smaller batch, or drop_last=False",
+            )
+
+
+def _geometry(
+    batch_size: int | None, global_batch_size: int | None, world: int, drop_last: bool
+) -> BatchGeometry:
+    if batch_size is not None and global_batch_size is not None:
+        raise UsageError(
+            "batch_size and global_batch_size are both given",
+            subject="batch_size",
+            hint="batch_size is of one rank, global_batch_size of all ranks together",
+        )
+    if global_batch_size is None:
+        size = 1 if batch_size is None else batch_size
+        check_whole_number("batch_size", size, 1, GLOBAL_BATCH_MAX)
+        global_batch_size = size * world
+    check_whole_number("global_batch_size", global_batch_size, 1, GLOBAL_BATCH_MAX)
+    return BatchGeometry(global_batch_size, world, drop_last)
+
+
+def _check_wait(on_daemon_loss: str, wait_timeout_s: float) -> None:
+    if on_daemon_loss not in ("wait", "fail"):
+        raise UsageError(
+            f"on_daemon_loss is `wait` or `fail`, not {on_daemon_loss!r}", subject="on_daemon_loss"
+        )
+    if not 0 < wait_timeout_s <= WAIT_MAX_S:
+        raise UsageError(
+            f"wait_timeout_s must be more than 0 and at most {WAIT_MAX_S:.0f} s, not {wait_timeout_s!r}",
+            subject="wait_timeout_s",
+        )
+
+
+def _check_fields(source: Source, fields: tuple[str, ...] | None) -> None:
+    unknown = sorted(set(fields or ()) - set(source.fields)) if source.fields else []
+    if unknown:
+        raise UsageError(
+            f"`{source.name}` has no field `{unknown[0]}`",
+            subject="fields",
+            hint=f"it has {', '.join(source.fields)}",
+        )
