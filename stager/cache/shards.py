@@ -1,7 +1,4 @@
-"""The node's shards: which are here, which are coming, how many bytes they hold.
-
-A visible shard is complete and verified.
-"""
+"""The node's shards: which are here and which are coming, in how many bytes. A visible one is complete and verified."""
 
 from __future__ import annotations
 
@@ -24,7 +21,8 @@ from stager.formats.manifest import (
 )
 from stager.logs import event
 from stager.store.api import ObjectStore
-from stager.transfer.download import PART_MAP_SUFFIX, Downloaded, DownloadOptions, digest_of_file, download
+from stager.transfer.download import Downloaded, DownloadOptions, digest_of_file, download
+from stager.transfer.part_map import PART_MAP_SUFFIX
 from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.cache")

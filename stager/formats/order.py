@@ -81,6 +81,15 @@ class ShardUse:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneWindow:
+    """One window of a lane: positions ``first`` to ``end`` (exclusive), and the shards that they read."""
+
+    first: int
+    end: int
+    shards: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
 class _Window:
     """Places ``start`` to ``end`` of the line, on the shards at ``first`` to ``last`` (exclusive) of the
     line."""
@@ -161,6 +170,20 @@ class EpochOrder:
             *(self._lane_uses(lane, position) for lane in chosen), key=lambda use: (use.first, use.lane)
         )
 
+    def iter_windows(self, lane: int) -> Iterator[LaneWindow]:
+        """The windows of ``lane`` one after the other: which shards, and when, without the order inside.
+
+        Costs nothing per sample, where `iter_uses` looks into every window.
+        """
+        lane_start, lane_end = self._lane_bounds(lane)
+        place, number = lane_start, 0
+        while place < lane_end:
+            start, end, first, last = self._window_bounds(lane, number)
+            yield LaneWindow(
+                self._position(start - lane_start), self._position(end - lane_start), self._shards[first:last]
+            )
+            place, number = end, number + 1
+
     def next_use(self, shard: int, position: int, lanes: range | None = None) -> int | None:
         """The position of the shard's next need by ``lanes`` (all if None), to the window: ``position``
         while it is being read, a later one before, None when this epoch needs it no more."""
@@ -204,16 +227,13 @@ class EpochOrder:
 
     def _window_at(self, lane: int, place: int) -> _Window:
         """The window of ``lane`` that holds place ``place`` of the line."""
-        lane_start, lane_end = self._lane_bounds(lane)
-        width = self.plan.window if self.plan.shuffle else 1
+        lane_start, _ = self._lane_bounds(lane)
         lane_first = bisect_right(self._starts, lane_start) - 1
-        number = (bisect_right(self._starts, place) - 1 - lane_first) // width
+        number = (bisect_right(self._starts, place) - 1 - lane_first) // self._width
         known = self._windows.get((lane, number))
         if known is not None:
             return known
-        first = lane_first + number * width
-        last = min(first + width, bisect_left(self._starts, lane_end))
-        start, end = max(lane_start, self._starts[first]), min(lane_end, self._starts[last])
+        start, end, first, last = self._window_bounds(lane, number)
         permutation = None
         if self.plan.shuffle:
             plan = self.plan
@@ -227,6 +247,17 @@ class EpochOrder:
             self._windows.clear()
         self._windows[lane, number] = window
         return window
+
+    @property
+    def _width(self) -> int:
+        return self.plan.window if self.plan.shuffle else 1
+
+    def _window_bounds(self, lane: int, number: int) -> tuple[int, int, int, int]:
+        """Places ``start`` to ``end`` and shards ``first`` to ``last`` of the line, of a lane's window."""
+        lane_start, lane_end = self._lane_bounds(lane)
+        first = bisect_right(self._starts, lane_start) - 1 + number * self._width
+        last = min(first + self._width, bisect_left(self._starts, lane_end))
+        return max(lane_start, self._starts[first]), min(lane_end, self._starts[last]), first, last
 
     def _located(self, window: _Window, begin: int, end: int) -> Iterator[tuple[int, int]]:
         starts, shards, permutation, base = self._starts, self._shards, window.permutation, window.start

@@ -1,44 +1,44 @@
 """Downloads: parallel ranges of one version of an object into a staging file, verified, resumed after a kill.
 
-Beside the staging file lies a part map: which parts are there, with the CRC that each had on the wire. The map is a
-claim, not a proof: a resumed download reads every claimed part back and fetches again what does not match, so neither
-the file nor the map has to be synced while bytes arrive. The whole is published by the caller, after `download` has
-compared the combined CRC of all parts with the manifest's.
+The first answer names the version, and every other range is held to it. Each part's CRC is taken as its bytes pass by, and
+the CRCs of all parts combine into the whole's, which is compared with the manifest's before the caller may publish
+the file. What is already there after a kill is told by the part map (`stager.transfer.part_map`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
 from stager.budget import Priority
 from stager.checksum import Buffer, Hasher, combine_all, crc64nvme
 from stager.disk import Disk
-from stager.errors import (
-    FormatError,
-    IntegrityError,
-    PreconditionFailed,
-    StagerError,
-    StoreError,
-    Unavailable,
-)
-from stager.formats.digests import Digest, decode_crc64nvme, encode_crc64nvme
-from stager.formats.fields import as_object, load_object, take_count, take_text
+from stager.errors import IntegrityError, OutOfSpace, PreconditionFailed, StagerError, StoreError, Unavailable
+from stager.formats.digests import Digest
 from stager.logs import event
 from stager.store.api import ObjectReader, ObjectStore, ObjectVersion, Span
-from stager.transfer.ranges import DOWNLOAD_PART_BYTES, Part, cut
+from stager.transfer.part_map import (
+    PART_MAP_SUFFIX,
+    PartMap,
+    crc_of_part,
+    drop_staged,
+    encode_part_map,
+    read_claim,
+    write_claim,
+)
+from stager.transfer.progress import PROGRESS_BYTES, BodyWatch, PartProgress
+from stager.transfer.ranges import DOWNLOAD_PART_BYTES, Part, cut, download_part_bytes
 from stager.transfer.tools import Tools, backoff_s
 
 log = logging.getLogger("stager.download")
 
 READ_BYTES = 1 << 20
 WRITE_BYTES = 4 << 20
-PART_MAP_SUFFIX = ".parts"
-PART_MAP_BYTES_MAX = 4 << 20
+_HASH_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,17 @@ class DownloadOptions:
     """Bounds of one download.
 
     Attributes:
-        part_bytes: Of a range.
+        part_bytes: Of a range, about.
         concurrency: Ranges in flight.
-        read_timeout_s: How long a body may stand still.
-        attempts: Tries of one part before the download fails.
+        answer_timeout_s: How long the store may take until a body begins.
+        read_timeout_s: How long a body may take for `PROGRESS_BYTES`; one that drips is cut like one that stands still.
+        attempts: Tries of one part in a row that bring no `PROGRESS_BYTES` before the download fails.
         verify_sha256: Read the finished file once more for its SHA-256; the CRC is always compared.
     """
 
     part_bytes: int = DOWNLOAD_PART_BYTES
     concurrency: int = 8
+    answer_timeout_s: float = 120.0
     read_timeout_s: float = 30.0
     attempts: int = 6
     verify_sha256: bool = False
@@ -77,11 +79,15 @@ async def download(
     *,
     size: int,
     digest: Digest | None,
-    priority: Priority = Priority.PREFETCH,
+    priority: Priority | Callable[[], Priority] = Priority.PREFETCH,
     options: DownloadOptions = DownloadOptions(),
     progress: Callable[[int], None] | None = None,
 ) -> Downloaded:
     """Fetch ``key`` into the file ``staged`` and verify it; the directory must exist.
+
+    The file is neither synced nor renamed: that is the caller's to do. After a failure of the store it stays, with its part
+    map, for the next try. After a cancellation a write may still be under way in a thread: the same ``staged`` is for
+    another process then.
 
     Args:
         store: Where it is.
@@ -90,313 +96,311 @@ async def download(
         tools: Disk, threads and bounds.
         size: Bytes that it must have, by the manifest.
         digest: What it must be, by the manifest; None where none is known, then lengths and version are all.
-        priority: In the memory budget.
+        priority: In the memory budget; a function is asked anew for every part.
         options: Bounds.
         progress: Called with the number of bytes that were just written.
 
     Raises:
-        IntegrityError: The object has another size or digest, or changed twice while it was read.
+        IntegrityError: The object has another size or digest, or changed twice while it was read; nothing is left.
+        OutOfSpace: The disk cannot hold it; nothing is left.
         StoreError: The store failed for good.
     """
-    for attempt in (1, 2):
-        run = _Download(store, key, staged, tools, size, digest, priority, options, progress)
+    wanted = priority if callable(priority) else lambda: priority
+    request = _Request(store, key, staged, tools, size, digest, wanted, options, progress)
+    fetched_bytes = 0
+    chances = 2
+    while True:
+        run = _Pass(request)
         try:
-            return await run.run()
+            whole = await run.fetch_all()
+            problem = await run.find_problem(whole)
         except PreconditionFailed:
-            await run.forget()
-            if attempt == 2:
-                raise IntegrityError(
-                    f"`{key}` was written again twice while it was read",
-                    subject=key,
-                    hint="objects of a dataset or checkpoint are never rewritten in place: find out who does it",
-                ) from None
-            event(log, logging.WARNING, "download.object_changed", key=key)
-        except IntegrityError:
+            problem = f"`{key}` was written again while it was read"
+        except (IntegrityError, OutOfSpace):
             await run.forget()
             raise
-    raise AssertionError("unreachable")
+        fetched_bytes += run.fetched_bytes
+        if problem is None:
+            await tools.offload.run("disk", tools.disk.remove, staged + PART_MAP_SUFFIX)
+            return Downloaded(size, whole, fetched_bytes)
+        await run.forget()
+        # What an earlier life left may be of an older version: that is no change midway, and costs no chance.
+        chances -= not run.resumed
+        if chances == 0:
+            raise IntegrityError(
+                f"{problem}, twice in a row",
+                subject=key,
+                hint="it was altered, damaged or replaced after its manifest was written: upload it again from the source",
+            )
+        event(log, logging.WARNING, "download.started_over", key=key, reason=problem)
 
 
-class _Download:
-    """The state of one pass over one version of the object."""
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What `download` was asked for."""
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        key: str,
-        staged: str,
-        tools: Tools,
-        size: int,
-        digest: Digest | None,
-        priority: Priority,
-        options: DownloadOptions,
-        progress: Callable[[int], None] | None,
-    ) -> None:
-        self.store = store
-        self.key = key
-        self.staged = staged
-        self.tools = tools
-        self.size = size
-        self.digest = digest
-        self.priority = priority
-        self.options = options
-        self.progress = progress
-        self.parts = cut(size, options.part_bytes)
+    store: ObjectStore
+    key: str
+    staged: str
+    tools: Tools
+    size: int
+    digest: Digest | None
+    priority: Callable[[], Priority]
+    options: DownloadOptions
+    progress: Callable[[int], None] | None
+
+
+class _Pass:
+    """One pass over one version of the object."""
+
+    def __init__(self, request: _Request) -> None:
+        self.request = request
+        self.parts = cut(request.size, download_part_bytes(request.size, wanted=request.options.part_bytes))
         self.done: dict[int, int] = {}
         self.version: ObjectVersion | None = None
+        self.resumed = False
         self.fetched_bytes = 0
-        self.failure: StagerError | None = None
-        self._map_written_for = 0
+        self._failure: StagerError | None = None
+        self._failed = asyncio.Event()
+        self._first_answer = asyncio.Lock()
         self._map_lock = asyncio.Lock()
+        self._map_written_for = 0
 
-    async def run(self) -> Downloaded:
+    async def fetch_all(self) -> int:
+        """Bring every part that is not there; the CRC of the whole."""
         await self._resume_or_create()
         pending = deque(part for part in self.parts if part.number not in self.done)
-        if pending and self.version is None:
-            # The first answer names the version; only then can the others be held to it.
-            await self._fetch(pending.popleft())
-            self._raise_failure()
         async with asyncio.TaskGroup() as group:
-            for _ in range(min(self.options.concurrency, len(pending))):
+            for _ in range(min(self.request.options.concurrency, len(pending))):
                 group.create_task(self._work(pending))
-        self._raise_failure()
-        whole = combine_all((self.done[part.number], part.size) for part in self.parts)
-        await self._verify(whole)
-        await self.tools.offload.run("disk", self.tools.disk.remove, self.staged + PART_MAP_SUFFIX)
-        return Downloaded(self.size, whole, self.fetched_bytes)
+        if self._failure is not None:
+            raise self._failure
+        return combine_all((self.done[part.number], part.size) for part in self.parts)
+
+    async def find_problem(self, whole: int) -> str | None:
+        """What speaks against the finished file, if anything does."""
+        request = self.request
+        if request.digest is None:
+            return None
+        if whole != request.digest.crc64nvme:
+            return f"`{request.key}` is not what its manifest says: its CRC-64/NVME differs"
+        if request.options.verify_sha256:
+            tools = request.tools
+            found = await tools.offload.run("hash", digest_of_file, tools.disk, request.staged, request.size)
+            if found != request.digest:
+                return f"`{request.key}` is not what its manifest says: its SHA-256 differs"
+        return None
 
     async def forget(self) -> None:
         """Drop what was staged: it is of no version that can still be had."""
-        disk = self.tools.disk
-        await self.tools.offload.run("disk", disk.remove, self.staged + PART_MAP_SUFFIX)
-        await self.tools.offload.run("disk", disk.remove, self.staged)
+        tools = self.request.tools
+        await tools.offload.run("disk", drop_staged, tools.disk, self.request.staged)
 
     async def _resume_or_create(self) -> None:
-        claim = await self.tools.offload.run(
-            "disk", _read_claim, self.tools.disk, self.staged, self.size, self.parts
+        key, staged, size, tools = (
+            self.request.key,
+            self.request.staged,
+            self.request.size,
+            self.request.tools,
+        )
+        claim = await tools.offload.run(
+            "disk", read_claim, tools.disk, staged, key=key, size=size, parts=self.parts
         )
         if claim is None:
-            disk = self.tools.disk
-            await self.tools.offload.run("disk", disk.remove, self.staged + PART_MAP_SUFFIX)
-            await self.tools.offload.run("disk", disk.create, self.staged, self.size)
+            await tools.offload.run("disk", _create_anew, tools.disk, staged, size)
             return
-        self.version = ObjectVersion(claim.etag)
+        self.resumed = True
+        self.version = claim.version
         for part in self.parts:
             if part.number in claim.parts:
-                crc = await self.tools.offload.run("hash", _crc_of_part, self.tools.disk, self.staged, part)
+                crc = await tools.offload.run("hash", crc_of_part, tools.disk, staged, part)
                 if crc == claim.parts[part.number]:
                     self.done[part.number] = crc
-        event(log, logging.INFO, "download.resumed", key=self.key, parts=len(self.done), of=len(self.parts))
+        self._map_written_for = len(self.done)
+        event(log, logging.INFO, "download.resumed", key=key, parts=len(self.done), of=len(self.parts))
 
     async def _work(self, pending: deque[Part]) -> None:
-        while pending and self.failure is None:
-            await self._fetch(pending.popleft())
+        """Parts, one after the other, until there are none or one has failed."""
+        while pending and self._failure is None:
+            part = pending.popleft()
+            try:
+                self.done[part.number] = await self._fetch(part)
+                await self._write_map()
+            except FileNotFoundError as error:
+                self._fail(
+                    StagerError(
+                        f"the staging file of `{self.request.key}` vanished: {error.filename}",
+                        subject=self.request.staged,
+                        hint="leave the cache directory to stager; check that its file system is still mounted",
+                    )
+                )
+            except StagerError as error:
+                self._fail(error)
 
-    async def _fetch(self, part: Part) -> None:
-        """One part, with its retries; a failure is kept for the group's parent and ends the other workers."""
-        try:
-            self.done[part.number] = await self._fetch_part(part)
-            await self._write_map()
-        except StagerError as error:
-            if self.failure is None:
-                self.failure = error
+    def _fail(self, error: StagerError) -> None:
+        # The others end by themselves, soon: cancelled, they could leave a thread that writes into the next pass's file.
+        if self._failure is None:
+            self._failure = error
+        self._failed.set()
 
-    async def _fetch_part(self, part: Part) -> int:
-        progress = _PartProgress(part)
-        for attempt in range(1, self.options.attempts + 1):
+    async def _fetch(self, part: Part) -> int:
+        """One part, with its retries; its CRC."""
+        request = self.request
+        progress = PartProgress(part)
+        vain = 0
+        while True:
+            before = progress.written
             try:
                 await self._receive(part, progress)
                 return progress.crc
             except StoreError as error:
-                if not error.retryable or attempt == self.options.attempts:
+                vain = vain + 1 if progress.written - before < PROGRESS_BYTES else 1
+                if not error.retryable or vain >= request.options.attempts or self._failure is not None:
                     raise
-                level = logging.WARNING if attempt == 1 else logging.DEBUG
+                level = logging.WARNING if vain == 1 else logging.DEBUG
                 event(
-                    log, level, "download.part_retried", key=self.key, part=part.number, reason=error.message
+                    log,
+                    level,
+                    "download.part_retried",
+                    key=request.key,
+                    part=part.number,
+                    reason=error.message,
                 )
-                await asyncio.sleep(backoff_s(attempt, self.tools.random, error))
-        raise AssertionError("unreachable")
+                await self._pause(backoff_s(vain, request.tools.random, error))
 
-    async def _receive(self, part: Part, progress: _PartProgress) -> None:
-        """Go on with a part from where its last body ended."""
-        held = min(WRITE_BYTES, part.size) + READ_BYTES
-        async with (
-            self.tools.memory.reserve(held, self.priority, purpose=f"download memory for `{self.key}`"),
-            self.store.get(self.key, span=progress.left(), if_match=self.version) as reader,
-        ):
-            self._check_answer(reader)
-            pieces: list[bytes] = []
-            gathered = 0
-            while progress.written + gathered < part.size:
-                left = part.size - progress.written - gathered
-                piece = await self._read(reader, min(READ_BYTES, left))
-                pieces.append(piece)
-                gathered += len(piece)
-                if gathered >= WRITE_BYTES or gathered == part.size - progress.written:
-                    await self._write(part, progress, b"".join(pieces))
-                    pieces, gathered = [], 0
-
-    async def _read(self, reader: ObjectReader, size: int) -> bytes:
+    async def _pause(self, seconds: float) -> None:
         try:
-            async with asyncio.timeout(self.options.read_timeout_s):
-                piece = await reader.read(size)
+            async with asyncio.timeout(seconds):
+                await self._failed.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive(self, part: Part, progress: PartProgress) -> None:
+        """Go on with a part from where its last body ended."""
+        request = self.request
+        buffer = memoryview(bytearray(min(WRITE_BYTES, part.size - progress.written)))
+        async with (
+            request.tools.memory.reserve(
+                len(buffer) + READ_BYTES, request.priority(), purpose=f"memory to download `{request.key}`"
+            ),
+            AsyncExitStack() as stack,
+        ):
+            reader = await self._open(stack, progress.left())
+            watch = BodyWatch(request.options.read_timeout_s)
+            while progress.written < part.size and self._failure is None:
+                filled, broken = 0, None
+                goal = min(len(buffer), part.size - progress.written)
+                while filled < goal and broken is None:
+                    try:
+                        piece = await self._read(reader, min(READ_BYTES, goal - filled), watch)
+                    except StoreError as error:
+                        broken = error
+                    else:
+                        buffer[filled : filled + len(piece)] = piece
+                        filled += len(piece)
+                if filled:
+                    # Also what came before the body broke: it need not come again.
+                    await self._write(part, progress, buffer[:filled])
+                if broken is not None:
+                    raise broken
+            if self._failure is not None:
+                raise self._failure
+
+    async def _open(self, stack: AsyncExitStack, span: Span) -> ObjectReader:
+        if self.version is None:
+            async with self._first_answer:
+                if self.version is None:
+                    return await self._ask(stack, span)
+        return await self._ask(stack, span)
+
+    async def _ask(self, stack: AsyncExitStack, span: Span) -> ObjectReader:
+        """Open a body; it ends with ``stack``."""
+        request = self.request
+        try:
+            async with asyncio.timeout(request.options.answer_timeout_s):
+                reader = await stack.enter_async_context(
+                    request.store.get(request.key, span=span, if_match=self.version)
+                )
         except TimeoutError:
             raise Unavailable(
-                f"`{self.key}`: no byte came for {self.options.read_timeout_s:g} s", subject=self.key
+                f"`{request.key}`: no answer came in {request.options.answer_timeout_s:g} s",
+                subject=request.key,
             ) from None
-        if not piece:
-            raise Unavailable(f"`{self.key}`: the body ended early", subject=self.key)
-        await self.tools.download_rate.take(len(piece))
-        return piece
-
-    async def _write(self, part: Part, progress: _PartProgress, data: bytes) -> None:
-        offset = part.span.start + progress.written
-        progress.crc = await self.tools.offload.run(
-            "disk", _write_piece, self.tools.disk, self.staged, offset, data, progress.crc
-        )
-        progress.written += len(data)
-        self.fetched_bytes += len(data)
-        if self.progress is not None:
-            self.progress(len(data))
-
-    def _check_answer(self, reader: ObjectReader) -> None:
-        info = reader.info
-        if info.size != self.size:
+        if reader.info.size != request.size:
             raise IntegrityError(
-                f"`{self.key}` has {info.size} bytes in the store; its manifest says {self.size}",
-                subject=self.key,
+                f"`{request.key}` has {reader.info.size} bytes in the store; its manifest says {request.size}",
+                subject=request.key,
                 hint="it was truncated or replaced after the manifest was written: upload it again from the source",
             )
         if self.version is None:
-            self.version = info.version
+            self.version = reader.info.version
+        return reader
+
+    async def _read(self, reader: ObjectReader, size: int, watch: BodyWatch) -> bytes:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            async with asyncio.timeout(watch.left_s):
+                piece = await reader.read(size)
+        except TimeoutError:
+            raise Unavailable(
+                f"`{self.request.key}`: fewer than {PROGRESS_BYTES} bytes came in {watch.limit_s:g} s",
+                subject=self.request.key,
+            ) from None
+        watch.note(len(piece), loop.time() - began)
+        if not 0 < len(piece) <= size:
+            raise Unavailable(
+                f"`{self.request.key}`: the body ended early or ran over", subject=self.request.key
+            )
+        await self.request.tools.download_rate.take(len(piece))
+        return piece
+
+    async def _write(self, part: Part, progress: PartProgress, data: memoryview) -> None:
+        request = self.request
+        offset = part.span.start + progress.written
+        progress.crc = await request.tools.offload.run(
+            "disk", _write_piece, request.tools.disk, request.staged, offset, data, progress.crc
+        )
+        progress.written += len(data)
+        self.fetched_bytes += len(data)
+        if request.progress is not None:
+            request.progress(len(data))
 
     async def _write_map(self) -> None:
+        request = self.request
         async with self._map_lock:
             # Whoever waited for the lock may find that the one before has written for both.
             count = len(self.done)
-            if count == self._map_written_for or count == len(self.parts):
+            if self.version is None or count in (self._map_written_for, len(self.parts)):
                 return
             self._map_written_for = count
-            raw = encode_part_map(self.key, self.version, self.size, self.parts, self.done)
-            path = self.staged + PART_MAP_SUFFIX
-            await self.tools.offload.run("disk", _write_claim, self.tools.disk, path, raw)
-
-    def _raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
-
-    async def _verify(self, whole: int) -> None:
-        if self.digest is None:
-            return
-        if whole != self.digest.crc64nvme:
-            raise _other_bytes(self.key, "CRC-64/NVME")
-        if self.options.verify_sha256:
-            found = await self.tools.offload.run(
-                "hash", digest_of_file, self.tools.disk, self.staged, self.size
-            )
-            if found != self.digest:
-                raise _other_bytes(self.key, "SHA-256")
-
-
-class _PartProgress:
-    """How far a part has come over all its tries."""
-
-    __slots__ = ("crc", "part", "written")
-
-    def __init__(self, part: Part) -> None:
-        self.part = part
-        self.written = 0
-        self.crc = 0
-
-    def left(self) -> Span:
-        return Span(self.part.span.start + self.written, self.part.span.stop)
-
-
-@dataclass(frozen=True, slots=True)
-class PartMap:
-    """What a part map claims: the version's etag, and the CRC of each part that was written."""
-
-    etag: str
-    parts: dict[int, int]
-
-
-def encode_part_map(
-    key: str, version: ObjectVersion | None, size: int, parts: list[Part], done: dict[int, int]
-) -> bytes:
-    """The part map's JSON."""
-    return json.dumps(
-        {
-            "key": key,
-            "etag": version.etag if version else "",
-            "bytes": size,
-            "part_bytes": parts[0].size if parts else 0,
-            "parts": {str(number): encode_crc64nvme(crc) for number, crc in sorted(done.items())},
-        }
-    ).encode()
-
-
-def decode_part_map(raw: bytes, *, size: int, parts: list[Part], of: str) -> PartMap:
-    """A part map that fits this object and these cuts.
-
-    Raises:
-        FormatError: It is damaged, or of other cuts.
-    """
-    value = load_object(raw, of=of)
-    fits = (size, parts[0].size if parts else 0)
-    if (take_count(value, "bytes", at=of), take_count(value, "part_bytes", at=of)) != fits:
-        raise FormatError(f"`{of}` is of another object or other parts", subject=of)
-    claimed = {}
-    for number, crc in as_object(value.get("parts"), at=of).items():
-        if not (number.isascii() and number.isdigit() and int(number) < len(parts) and isinstance(crc, str)):
-            raise FormatError(f"`{of}` claims a part `{number}`", subject=of)
-        claimed[int(number)] = decode_crc64nvme(crc)
-    return PartMap(take_text(value, "etag", at=of), claimed)
+            claim = PartMap(request.key, self.version, dict(self.done))
+            raw = encode_part_map(claim, size=request.size, parts=self.parts)
+            await request.tools.offload.run("disk", write_claim, request.tools.disk, request.staged, raw)
 
 
 def digest_of_file(disk: Disk, path: str, size: int) -> Digest:
     """Both checksums of a local file's first ``size`` bytes."""
     hasher = Hasher()
     while hasher.size < size:
-        piece = disk.read_at(path, hasher.size, min(WRITE_BYTES, size - hasher.size))
+        piece = disk.read_at(path, hasher.size, min(_HASH_BYTES, size - hasher.size))
         if not piece:
             break
         hasher.update(piece)
     return hasher.digest()
 
 
-def _read_claim(disk: Disk, staged: str, size: int, parts: list[Part]) -> PartMap | None:
-    path = staged + PART_MAP_SUFFIX
+def _create_anew(disk: Disk, staged: str, size: int) -> None:
+    drop_staged(disk, staged)
     try:
-        if disk.stat(staged).size != size:
-            return None
-        return decode_part_map(disk.read_at(path, 0, PART_MAP_BYTES_MAX), size=size, parts=parts, of=path)
-    except (FileNotFoundError, FormatError):
-        return None
-
-
-def _write_claim(disk: Disk, path: str, raw: bytes) -> None:
-    disk.write_file(path, raw, durable=False)
+        disk.create(staged, size)
+    except BaseException:
+        # A file that could not get its bytes must not look like one that has them.
+        disk.remove(staged)
+        raise
 
 
 def _write_piece(disk: Disk, path: str, offset: int, data: Buffer, crc: int) -> int:
+    # One hop for both: the CRC runs at memory speed on bytes that the write has just had in the CPU's caches.
     disk.write_at(path, offset, data)
     return crc64nvme(data, crc)
-
-
-def _crc_of_part(disk: Disk, path: str, part: Part) -> int:
-    crc, offset = 0, part.span.start
-    while offset < part.span.stop:
-        piece = disk.read_at(path, offset, min(WRITE_BYTES, part.span.stop - offset))
-        if not piece:
-            break
-        crc = crc64nvme(piece, crc)
-        offset += len(piece)
-    return crc
-
-
-def _other_bytes(key: str, what: str) -> IntegrityError:
-    return IntegrityError(
-        f"`{key}` is not what its manifest says: its {what} differs",
-        subject=key,
-        hint="the object was altered or damaged: upload it again from the source; nothing of it was made visible",
-    )
