@@ -21,7 +21,7 @@ from stager.formats.commits import CheckpointManifest, FileEntry
 from stager.formats.names import join_key
 from stager.logs import event
 from stager.store.api import ObjectStore
-from stager.transfer.download import PART_MAP_SUFFIX, DownloadOptions, digest_of_file, download
+from stager.transfer.download import DownloadOptions, digest_of_file, download
 from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.restore")
@@ -194,8 +194,8 @@ class _Restore:
         disk = self.tools.disk
         wanted = {entry.path for entry in self.manifest.files}
         for path, _ in disk.walk(self.staging):
-            # A file may itself be called like one of ours in flight; only what the manifest does not name goes.
-            if path not in wanted and path.endswith((ARRIVING_SUFFIX, ARRIVING_SUFFIX + PART_MAP_SUFFIX)):
+            # The directory is ours alone: part maps, and temporary files of lives that ended, are no part of it.
+            if path not in wanted:
                 disk.remove(f"{self.staging}/{path}")
         try:
             disk.publish_tree(self.staging, self.target)
