@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ class RawServer:
     """Answers requests with ``answers`` in turn, the last one again and again; notes what was asked."""
 
     answers: Sequence[bytes]
+    scheme: str = "http"
     port: int = 0
     requests: list[bytes] = field(default_factory=list)
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection: keep-alive until an answer says ``Connection: close`` or breaks off."""
@@ -54,10 +56,10 @@ HANG = b"<<hang>>"
 
 
 @asynccontextmanager
-async def raw_server(*answers: bytes) -> AsyncIterator[RawServer]:
+async def raw_server(*answers: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[RawServer]:
     """Serve on a free port of 127.0.0.1 for the time of the block."""
-    state = RawServer(answers)
-    server = await asyncio.start_server(state.serve, "127.0.0.1", 0)
+    state = RawServer(answers, scheme="https" if tls else "http")
+    server = await asyncio.start_server(state.serve, "127.0.0.1", 0, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state
