@@ -33,7 +33,7 @@ def restore_checkpoint(
 ) -> None:
     """Restore a checkpoint: every file verified, then the directory appears at once."""
     from stager.checkpoint.restore import choose, restore
-    from stager.cli.progress import byte_progress
+    from stager.cli.byte_progress import byte_progress
     from stager.cli.session import Session, run_in_session
     from stager.formats.commits import CheckpointManifest
     from stager.units import format_size

@@ -91,7 +91,7 @@ class ProcessWriter:
     def __init__(self, open_destination: OpenDestination, policies: Policies, *, workers: int) -> None:
         # A forked copy of a process with threads and an event loop may hang; the fork server is neither.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, "stager.pack.opening"])
         # Samples, bytes, and whether to stop.
         self._meter = context.Array(ctypes.c_int64, 3)
         self.width = workers
