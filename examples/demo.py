@@ -2,7 +2,7 @@
 
     make demo
 
-Small files are the running interpreter's own standard library. The trainer and the daemon are killed with SIGKILL in the middle of
+Small files are the running interpreter's own standard library. Trainer and daemon are killed with SIGKILL in the middle of
 the run, the node's cache and its checkpoints are deleted, and the resumed run must see the same samples and compute the same
 losses, to the last bit, as a run that was never interrupted. Every command is printed as it can be repeated by hand.
 """
@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
 from s3_server import ACCESS_KEY, SECRET_KEY, S3Endpoint, SeaweedServer
 
 HERE = Path(__file__).resolve().parent

@@ -2,8 +2,8 @@
 
     STAGER_SOCKET=/run/stager/stager.sock python examples/train_bytes.py s3://bucket/dataset checkpoints --steps 60
 
-Nothing here copies, uploads or downloads: the loader reads what the daemon has staged, ``dcp.save`` writes to local disk, and
-``commit`` says that the checkpoint is finished and where in the data it was taken. ``--resume DIR`` goes on from there, exactly.
+Nothing here copies, uploads or downloads: the loader reads what the daemon has staged, ``dcp.save`` writes to local disk,
+and ``commit`` says that the checkpoint is finished and where in the data it was taken. ``--resume DIR`` goes on from there.
 """
 
 from __future__ import annotations
