@@ -36,4 +36,3 @@ class Tools:
 
 
 Sleep = Callable[[float], Awaitable[None]]
-
