@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -173,6 +174,10 @@ class SeaweedServer:
 
     def make_bucket(self, name: str) -> None:
         """Make a bucket, through the filer, where a bucket is a folder."""
+        if not re.fullmatch(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]", name):
+            raise ServerFailed(
+                f"`{name}` is no name for a bucket: 3 to 63 small letters, digits, dots and hyphens"
+            )
         if http_body(f"http://127.0.0.1:{self._filer_port}/buckets/{name}/", method="POST") is None:
             raise ServerFailed(f"bucket `{name}` could not be made\n{self._process.log_tail()}")
 

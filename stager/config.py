@@ -6,7 +6,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -33,6 +33,7 @@ def _absolute(path: object) -> object:
     return os.path.normpath(path) if isinstance(path, str) and path else path
 
 
+S = TypeVar("S", bound=BaseModel)
 Path = Annotated[str, BeforeValidator(_absolute)]
 
 
@@ -177,9 +178,32 @@ def load_config(path: str, environment: Mapping[str, str] | None = None) -> Load
     Raises:
         ConfigError: With every problem, each on a line with its place.
     """
+    document = _read(path)
+    origins = {place: path for place in _places(document)}
+    origins |= _override(document, os.environ if environment is None else environment)
+    return LoadedConfig(check_config(document, of=path), origins)
+
+
+def load_store_section(path: str | None, environment: Mapping[str, str] | None = None) -> StoreSection:
+    """Only ``[store]``, for commands that need no daemon: from the file, if one is named, and the environment.
+
+    Raises:
+        ConfigError: With every problem of that section.
+    """
+    document = {} if path is None else _read(path)
+    _override(document, os.environ if environment is None else environment)
+    return _validated(StoreSection, document.get("store", {}), of=path or "the environment")
+
+
+def check_config(document: Mapping[str, Any], *, of: str) -> Config:
+    """The configuration in a parsed document; ConfigError with every problem."""
+    return _validated(Config, document, of=of)
+
+
+def _read(path: str) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
-            document = tomllib.load(file)
+            return tomllib.load(file)
     except FileNotFoundError:
         raise ConfigError(
             f"there is no configuration `{path}`", subject=path, hint="name one with --config"
@@ -188,15 +212,11 @@ def load_config(path: str, environment: Mapping[str, str] | None = None) -> Load
         raise ConfigError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"`{path}` is not TOML: {error}", subject=path) from None
-    origins = {place: path for place in _places(document)}
-    origins |= _override(document, os.environ if environment is None else environment)
-    return LoadedConfig(check_config(document, of=path), origins)
 
 
-def check_config(document: Mapping[str, Any], *, of: str) -> Config:
-    """The configuration in a parsed document; ConfigError with every problem."""
+def _validated(model: type[S], document: object, *, of: str) -> S:
     try:
-        return Config.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
         problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"

@@ -76,7 +76,7 @@ class Client:
     def announce(self, request: wire.AnnounceRequest) -> wire.AnnounceReply:
         """Tell a reader's order and place. It is a hint: the caller may go on when it fails."""
         return wire.decode_announce_reply(
-            self._call("POST", "/v1/announce", lambda _: request, answer_s=CALL_S)
+            self._call("POST", "/v1/announce", lambda _: request, answer_s=CALL_S, patience_s=0.0)
         )
 
     def want(self, dataset: str, shard: str, deadline_s: float, *, damaged: bool = False) -> wire.WantReply:
@@ -151,7 +151,8 @@ class Client:
                 now = time.monotonic()
                 if away.was_there:
                     away_since, backoff_s = now, BACKOFF_FIRST_S
-                if now + backoff_s > min(end, away_since + patience_s):
+                give_up = end if away.busy else min(end, away_since + patience_s)
+                if now + backoff_s > give_up:
                     raise self._nobody(path, away) from away.__cause__
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_MOST_S)
@@ -175,7 +176,8 @@ class Client:
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException) as error:
-            raise _Away(connected) from error
+            # A full backlog of a unix socket is no wait but EAGAIN: somebody is there, and busy.
+            raise _Away(connected, busy=isinstance(error, BlockingIOError) and not connected) from error
         finally:
             connection.close()
         if len(raw) > REPLY_BYTES_MAX:
@@ -209,11 +211,13 @@ class Client:
 
 
 class _Away(Exception):
-    """No daemon could be reached, or it went away (``was_there``) before it had answered; the cause says why."""
+    """No daemon could be reached, or it went away (``was_there``) before it had answered, or it has no time to take the
+    call (``busy``); the cause says why."""
 
-    def __init__(self, was_there: bool) -> None:
+    def __init__(self, was_there: bool, *, busy: bool) -> None:
         super().__init__()
         self.was_there = was_there
+        self.busy = busy
 
 
 class _UnixConnection(http.client.HTTPConnection):

@@ -21,8 +21,8 @@ class FieldDecoder:
     """Decodes a field by its name's last extension, as ``webdataset.WebDataset(...).decode(...)`` does.
 
     ``txt``, ``cls``, ``json``, ``npy``, ``npz``, ``mp``, ``cbor``, ``ten`` and their like have handlers of their own; a
-    field that ends in ``.gz`` is inflated first; images stay bytes until an image specification asks for them. ``pth`` is loaded
-    with ``weights_only``; fields that are pickles are refused unless allowed.
+    field that ends in ``.gz`` is inflated first; images stay bytes until an image specification asks for them. ``pth`` is
+    loaded with ``weights_only``; fields that are pickles are refused unless allowed.
     """
 
     def __init__(self, decode: Decode, *, allow_pickle: bool) -> None:

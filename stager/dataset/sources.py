@@ -23,6 +23,7 @@ from stager.formats.manifest import (
 )
 from stager.logs import event
 
+OPEN_AGAIN_S = 10.0
 _LOGGER = logging.getLogger("stager.dataset")
 
 
@@ -114,15 +115,30 @@ class CachedSource:
     def fetch(self, shard: Shard, wait_s: float, *, damaged: bool) -> str:
         try:
             return self.client.want(self.dataset, shard.name, wait_s, damaged=damaged).path
-        except (NotFound, UsageError):
-            # A daemon that was restarted without its notebook no longer knows the dataset by name.
-            dataset = self.client.open(self.name, wait_s).dataset
-            return self.client.want(dataset, shard.name, wait_s, damaged=damaged).path
+        except NotFound:
+            # A daemon whose cache was emptied no longer knows the dataset by name.
+            self._open_again(wait_s)
+            return self.client.want(self.dataset, shard.name, wait_s, damaged=damaged).path
 
     def announce(
         self, order: Mapping[str, Any], position: int, reader: str, rank: int, world: int
     ) -> wire.AnnounceReply | None:
-        return self.client.announce(wire.AnnounceRequest(self.dataset, reader, order, position, rank, world))
+        request = wire.AnnounceRequest(self.dataset, reader, order, position, rank, world)
+        try:
+            return self.client.announce(request)
+        except NotFound:
+            self._open_again(OPEN_AGAIN_S)
+            return self.client.announce(request)
+
+    def _open_again(self, wait_s: float) -> None:
+        """Make the dataset known to a daemon that has lost it; FormatError if the bucket now holds another one."""
+        reply = self.client.open(self.name, wait_s)
+        if (reply.dataset, reply.fingerprint) != (self.dataset, self.fingerprint):
+            raise FormatError(
+                f"`{self.name}` was replaced while it was read: its fingerprint is now {reply.fingerprint}",
+                subject=self.name,
+                hint="begin again with the new dataset, or put the old one back",
+            )
 
 
 def open_source(

@@ -205,15 +205,16 @@ class StagedDataset(IterableDataset[Any]):
         """Begin the next iteration at ``cursor``, in this process and in its DataLoader workers."""
         self._begin = self._cursor = cursor
         self._recorded = False
-        self._turns.set(cursor.plan.epoch, cursor.position)
+        self._turns.set(cursor.plan.epoch, cursor.position, counting=True)
 
     def begin_recording(self) -> Cursor:
         """`begin`, for a loader that counts what its workers deliver and tells by `record`."""
         if not self._ranks_given:
             check_ranks(self._ranks)
-        self.seek(self._begin)
+        begin = self._cursor = self._begin
         self._recorded = True
-        return self._begin
+        self._turns.set(begin.plan.epoch, begin.position, counting=False)
+        return begin
 
     def record(self, begin: Cursor, delivered: int) -> None:
         """Take ``delivered`` items as consumed since ``begin``, unless the dataset was sent elsewhere meanwhile."""

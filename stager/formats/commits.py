@@ -215,7 +215,8 @@ def _files(value: Mapping[str, Any], *, at: str) -> tuple[FileEntry, ...]:
                 path=check_relative_path(entry.get("path"), of=f"{place}: path"),
                 size=take_count(entry, "bytes", at=place),
                 digest=Digest(
-                    check_sha256(entry.get("sha256")), decode_crc64nvme(take_text(entry, "crc64nvme", at=place))
+                    check_sha256(entry.get("sha256")),
+                    decode_crc64nvme(take_text(entry, "crc64nvme", at=place)),
                 ),
                 etag=take_text(entry, "etag", at=place, length_max=500),
             )

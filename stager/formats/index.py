@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 
 from stager.errors import FormatError
-from stager.formats.samples import group_samples
+from stager.formats.samples import sample_runs
 from stager.formats.tar import Buffer, list_members
 
 
@@ -89,12 +90,14 @@ def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
         )
     index = ShardIndex(of)
     ids: dict[str, int] = {}
-    for sample in group_samples(listing, of=of).samples:
-        index._keys.append(sample.key)
-        for name, member in sample.fields.items():
-            index._field_ids.append(ids.setdefault(name, len(ids)))
-            index._offsets.append(member.data_offset)
-            index._sizes.append(member.size)
-        index._starts.append(len(index._offsets))
+    keys, starts, field_ids = index._keys, index._starts, index._field_ids
+    offsets, sizes = index._offsets, index._sizes
+    for key, fields in sample_runs(listing.members, Counter(), of=of):
+        keys.append(key)
+        for name, member in fields.items():
+            field_ids.append(ids.setdefault(name, len(ids)))
+            offsets.append(member.data_offset)
+            sizes.append(member.size)
+        starts.append(len(offsets))
     index._field_names.extend(ids)
     return index

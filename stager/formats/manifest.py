@@ -123,7 +123,11 @@ def decode_dataset_manifest(raw: bytes, *, of: str = MANIFEST_NAME) -> DatasetMa
         raise FormatError(f"`{of}` names a shard twice", subject=of)
     fields = tuple(str(name) for name in take_list(value, "fields", at=of, length_max=10_000))
     manifest = DatasetManifest(shards, fields, as_object(value.get("provenance", {}), at=f"{of}: provenance"))
-    stated = (take_text(value, "fingerprint", at=of), take_count(value, "samples", at=of), take_count(value, "bytes", at=of))
+    stated = (
+        take_text(value, "fingerprint", at=of),
+        take_count(value, "samples", at=of),
+        take_count(value, "bytes", at=of),
+    )
     if stated != (manifest.fingerprint, manifest.samples, manifest.size):
         raise FormatError(
             f"`{of}`: fingerprint, samples or bytes do not add up over its shards",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from stager.errors import FormatError
@@ -45,11 +45,11 @@ def split_name(name: str) -> tuple[str, str] | None:
 
     ``a/b.seg.png`` is the field ``seg.png`` of the key ``a/b``. A name without a dot, and a hidden file, has no field.
     """
-    folder, slash, base = name.rpartition("/")
-    stem, dot, extension = base.partition(".")
-    if not dot or not stem:
+    start = name.rfind("/") + 1
+    dot = name.find(".", start)
+    if dot <= start:
         return None
-    return f"{folder}{slash}{stem}", extension.lower()
+    return name[:dot], name[dot + 1 :].lower()
 
 
 def is_metadata(name: str) -> bool:
@@ -67,14 +67,34 @@ def group_samples(listing: Listing, *, of: str) -> Grouping:
     samples: list[Sample] = []
     seen: set[str] = set()
     repeated: list[str] = []
-    key, fields = None, dict[str, Member]()
-    for member, split in _keyed(listing.members, skipped):
+    for key, fields in sample_runs(listing.members, skipped, of=of):
+        samples.append(Sample(key, fields))
+        if key in seen:
+            repeated.append(key)
+        seen.add(key)
+    return Grouping(samples, dict(skipped), tuple(repeated))
+
+
+def sample_runs(
+    members: Iterable[Member], skipped: Counter[str], *, of: str
+) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Key and fields of each run of members with one key; what is left out is counted in ``skipped`` by reason.
+
+    Raises:
+        FormatError: A sample has a field twice; names shard, member and offset.
+    """
+    key: str | None = None
+    fields: dict[str, Member] = {}
+    for member in members:
+        name = member[0]
+        split = split_name(name)
+        if split is None or (name.startswith("__") and is_metadata(name)):
+            skipped["metadata" if is_metadata(name) else "no key"] += 1
+            continue
         if split[0] != key:
+            if key is not None:
+                yield key, fields
             key, fields = split[0], {}
-            samples.append(Sample(key, fields))
-            if key in seen:
-                repeated.append(key)
-            seen.add(key)
         if split[1] in fields:
             raise FormatError(
                 f"`{of}` at byte {member.header_offset}: `{member.name}` gives the sample `{key}` its field"
@@ -83,16 +103,5 @@ def group_samples(listing: Listing, *, of: str) -> Grouping:
                 hint="fields differ in more than the case of their letters; pack again",
             )
         fields[split[1]] = member
-    return Grouping(samples, dict(skipped), tuple(repeated))
-
-
-def _keyed(members: Iterable[Member], skipped: Counter[str]) -> Iterable[tuple[Member, tuple[str, str]]]:
-    for member in members:
-        if is_metadata(member.name):
-            skipped["metadata"] += 1
-            continue
-        split = split_name(member.name)
-        if split is None:
-            skipped["no key"] += 1
-            continue
-        yield member, split
+    if key is not None:
+        yield key, fields

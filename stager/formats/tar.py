@@ -7,9 +7,12 @@ Sources: POSIX.1-2017 pax; GNU tar manual, "Basic Tar Format".
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from struct import Struct
+from typing import NamedTuple
 
 from stager.errors import FormatError
 
@@ -23,7 +26,10 @@ EXTENSION_BYTES_MAX = 1 << 20
 Buffer = bytes | bytearray | memoryview
 
 _ZERO_BLOCK = bytes(BLOCK_BYTES)
-_CHECKSUM = slice(148, 156)
+# Name, size, checksum, type, magic with version, prefix.
+_HEADER = Struct("100s24x12s12x8ss100x6s82x155s12x")
+_EXTENSIONS = frozenset((b"x", b"g", b"L", b"K"))
+_REGULAR = frozenset((b"0", b"\0", b"7"))
 _KINDS = {
     b"1": "hard link",
     b"2": "symbolic link",
@@ -34,9 +40,11 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A regular file of an archive: where its header and its data begin, and how many bytes the data have."""
+class Member(NamedTuple):
+    """A regular file of an archive: where its header and its data begin, and how many bytes the data have.
+
+    A named tuple, since there are hundreds of thousands a second of them.
+    """
 
     name: str
     header_offset: int
@@ -68,6 +76,8 @@ def padded(size: int) -> int:
 
 def member_bytes(name: str, size: int) -> int:
     """What a member takes up in an archive, header and padding included."""
+    if len(name) <= NAME_BYTES_MAX and size <= OCTAL_SIZE_MAX and name.isascii():
+        return BLOCK_BYTES + padded(size)
     return len(member_header(name, size)) + padded(size)
 
 
@@ -109,6 +119,15 @@ def list_members(buffer: Buffer, *, of: str) -> Listing:
     return reader.read()
 
 
+class _Header(NamedTuple):
+    name: bytes
+    size: bytes
+    checksum: bytes
+    kind: bytes
+    magic: bytes
+    prefix: bytes
+
+
 class _Reader:
     """The state of one pass: the offset, and what PAX or GNU extensions said of the next member."""
 
@@ -133,12 +152,57 @@ class _Reader:
         if not self.length:
             raise self._damaged("it is empty")
         while True:
-            if self.offset + BLOCK_BYTES > self.length:
+            self._read_plain()
+            offset = self.offset
+            if offset + BLOCK_BYTES > self.length:
                 raise self._damaged("it ends without the blocks that end a tar: it was cut short")
-            block = bytes(self.buffer[self.offset : self.offset + BLOCK_BYTES])
-            if block == _ZERO_BLOCK:
+            header = _Header._make(_HEADER.unpack_from(self.buffer, offset))
+            if header.checksum == bytes(8) and self.buffer[offset : offset + BLOCK_BYTES] == _ZERO_BLOCK:
                 return self._finish()
-            self._member(block)
+            self._check(header)
+            self._member(header)
+
+    def _read_plain(self) -> None:
+        """Take members for as long as they are whole, regular and without extensions: nearly all of a shard.
+
+        At anything else it stops where that begins, and the careful path takes it or says what is wrong.
+        """
+        if self.records or self.global_records or self.first_header is not None:
+            return
+        buffer, offset, last = self.buffer, self.offset, self.length - BLOCK_BYTES
+        unpack, adler32, append = _HEADER.unpack_from, zlib.adler32, self.members.append
+        while offset <= last:
+            raw, digits, checksum, kind, magic, prefix = unpack(buffer, offset)
+            if kind != b"0" or not (digits[:11].isdigit() and checksum[:6].isdigit()):
+                break
+            middle, data = offset + 256, offset + BLOCK_BYTES
+            # See `_check`.
+            total = (adler32(buffer[offset:middle]) & 0xFFFF) + (adler32(buffer[middle:data]) & 0xFFFF)
+            if prefix[0]:
+                if magic != b"ustar\0":
+                    break
+                raw = prefix.rstrip(b"\0") + b"/" + raw.rstrip(b"\0")
+            else:
+                raw = raw.rstrip(b"\0")
+            try:
+                size = int(digits[:11], 8)
+                wrong = total - 2 - sum(checksum) + 8 * 32 != int(checksum[:6], 8)
+                name = raw.decode()
+            except ValueError:
+                break
+            end = data + size
+            if (
+                wrong
+                or end > self.length
+                or digits[11] not in b" \0"
+                or not name
+                or "\0" in name
+                or name[-1] == "/"
+            ):
+                break
+            append(Member(name, offset, data, size))
+            offset = end + -end % BLOCK_BYTES
+        self.offset = offset
 
     def _finish(self) -> Listing:
         if self.records:
@@ -151,28 +215,27 @@ class _Reader:
         rest.release()
         return Listing(self.members, dict(self.skipped), end, trailing)
 
-    def _member(self, block: bytes) -> None:
-        self._check(block)
-        size = self._number(block[124:136], "size")
-        kind = block[156:157]
+    def _member(self, header: _Header) -> None:
+        size = self._number(header.size, "size")
+        kind = header.kind
         data = self.offset + BLOCK_BYTES
-        if kind in b"xgLK" and kind:
+        if kind in _EXTENSIONS:
             self._extension(kind, data, size)
             return
-        if kind == b"S" or any(name.startswith("GNU.sparse") for name in self.records):
+        if kind == b"S" or (self.records and any(name.startswith("GNU.sparse") for name in self.records)):
             raise self._damaged("it has a sparse member", hint="pack the file again without --sparse")
-        stated = self.records.get("size", self.global_records.get("size"))
+        stated = self.records.get("size") or self.global_records.get("size")
         if stated is not None:
             size = self._decimal(stated)
-        header = self.offset if self.first_header is None else self.first_header
-        if kind in (b"0", b"\0", b"7"):
+        start = self.offset if self.first_header is None else self.first_header
+        if kind in _REGULAR:
             self._need(data, size)
-            name = self._name(block)
+            name = self._name(header)
             # Before POSIX a directory was a file whose name ends in a slash.
             if name.endswith("/"):
                 self.skipped["directory"] += 1
             else:
-                self.members.append(Member(name, header, data, size))
+                self.members.append(Member(name, start, data, size))
         else:
             size = 0 if kind in _KINDS else size
             self._need(data, size)
@@ -197,32 +260,36 @@ class _Reader:
                 self.records["path"] = self._text(body.rstrip(b"\0"))
         self.offset = data + padded(size)
 
-    def _name(self, block: bytes) -> str:
+    def _name(self, header: _Header) -> str:
         path = self.records.get("path")
         if path is None:
-            raw = block[:NAME_BYTES_MAX].split(b"\0", 1)[0]
+            raw = header.name.split(b"\0", 1)[0]
             # Only POSIX archives keep a prefix there; in GNU's the field holds times.
-            if block[257:263] == b"ustar\0":
-                prefix = block[345 : 345 + PREFIX_BYTES_MAX].split(b"\0", 1)[0]
-                if prefix:
-                    raw = prefix + b"/" + raw
+            if header.prefix[0] and header.magic == b"ustar\0":
+                raw = header.prefix.split(b"\0", 1)[0] + b"/" + raw
             path = self._text(raw)
         if not path:
             raise self._damaged("a member has no name")
         return path
 
-    def _check(self, block: bytes) -> None:
-        stated = self._number(block[_CHECKSUM], "checksum")
-        if sum(block) - sum(block[_CHECKSUM]) + 8 * 32 != stated:
-            what = "this is not a tar" if self.offset == 0 else "a header is damaged"
+    def _check(self, header: _Header) -> None:
+        stated = self._number(header.checksum, "checksum")
+        start = self.offset
+        view = self.buffer[start : start + BLOCK_BYTES]
+        # Adler's low half is one more than the sum of up to 256 bytes: 40 times as fast as `sum`.
+        total = (zlib.adler32(view[:256]) & 0xFFFF) + (zlib.adler32(view[256:]) & 0xFFFF) - 2
+        if total - sum(header.checksum) + 8 * 32 != stated:
+            what = "this is not a tar" if start == 0 else "a header is damaged"
             raise self._damaged(f"{what}: the header's checksum is wrong")
 
     def _need(self, data: int, size: int) -> None:
         if data + size > self.length:
-            raise self._damaged(f"a member's data would end at byte {data + size} of {self.length}: it was cut short")
+            raise self._damaged(
+                f"a member's data would end at byte {data + size} of {self.length}: it was cut short"
+            )
 
     def _number(self, raw: bytes, what: str) -> int:
-        if raw[:1] == b"\x80":
+        if raw[0] == 0x80:
             return int.from_bytes(raw[1:], "big")
         digits = raw.strip(b" \0")
         try:
@@ -246,7 +313,12 @@ class _Reader:
             digits = body[place:space] if space > place else b""
             length = int(digits) if digits.isdigit() else 0
             record = body[space + 1 : place + length]
-            if length <= len(digits) + 2 or place + length > len(body) or record[-1:] != b"\n" or b"=" not in record:
+            if (
+                length <= len(digits) + 2
+                or place + length > len(body)
+                or record[-1:] != b"\n"
+                or b"=" not in record
+            ):
                 raise self._damaged("a PAX record is damaged")
             name, value = record[:-1].split(b"=", 1)
             found[self._text(name)] = self._text(value)
@@ -288,29 +360,28 @@ def _pax_record(name: bytes, value: bytes) -> bytes:
 
 
 # All that never changes between two headers: mode 0644, owner 0, time 0, ustar version, no owner names.
+_TEMPLATE = Struct(f"{NAME_BYTES_MAX}s24s12s12s8ss100s8s64s16s{PREFIX_BYTES_MAX}s12x")
 _BEFORE_SIZE = b"0000644\0" + b"0000000\0" * 2
 _AFTER_SIZE = b"00000000000\0"
 _MAGIC = b"ustar\x0000"
-_OWNERS = bytes(64) + b"0000000\0" * 2
-_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + sum(_MAGIC) + sum(_OWNERS) + 8 * 32
+_DEVICES = b"0000000\0" * 2
+_FIXED_SUM = sum(_BEFORE_SIZE) + sum(_AFTER_SIZE) + sum(_MAGIC) + sum(_DEVICES) + 8 * 32
 
 
 def _ustar(prefix: bytes, name: bytes, size: int, kind: bytes) -> bytes:
     digits = b"%011o\0" % size
-    # Summing only what varies is five times cheaper than summing the block, and headers are the packer's main cost.
-    checksum = _FIXED_SUM + sum(name) + sum(prefix) + sum(digits) + kind[0]
-    return b"".join(
-        (
-            name.ljust(NAME_BYTES_MAX, b"\0"),
-            _BEFORE_SIZE,
-            digits,
-            _AFTER_SIZE,
-            b"%06o\0 " % checksum,
-            kind,
-            bytes(100),
-            _MAGIC,
-            _OWNERS,
-            prefix.ljust(PREFIX_BYTES_MAX, b"\0"),
-            bytes(12),
-        )
+    # Summing only what varies, and by Adler (see `_check`): headers are the packer's main cost.
+    checksum = _FIXED_SUM + (zlib.adler32(prefix + name) & 0xFFFF) - 1 + sum(digits) + kind[0]
+    return _TEMPLATE.pack(
+        name,
+        _BEFORE_SIZE,
+        digits,
+        _AFTER_SIZE,
+        b"%06o\0 " % checksum,
+        kind,
+        b"",
+        _MAGIC,
+        b"",
+        _DEVICES,
+        prefix,
     )

@@ -146,7 +146,8 @@ def decode_announce_request(raw: bytes) -> AnnounceRequest:
 def decode_announce_reply(raw: bytes) -> AnnounceReply:
     value = _load(raw)
     return AnnounceReply(
-        take_count(value, "cache_bytes_needed", at="announce"), take_count(value, "cache_bytes", at="announce")
+        take_count(value, "cache_bytes_needed", at="announce"),
+        take_count(value, "cache_bytes", at="announce"),
     )
 
 
@@ -197,7 +198,10 @@ def decode_error(raw: bytes, *, status: int) -> StagerError:
     """The error that the daemon raised, of the same class where this side knows it."""
     try:
         value = as_object(_load(raw).get("error"), at="error")
-        texts = {name: take_text(value, name, at="error", length_max=1 << 16) for name in ("message", "subject", "hint")}
+        texts = {
+            name: take_text(value, name, at="error", length_max=1 << 16)
+            for name in ("message", "subject", "hint")
+        }
         kind = getattr(errors, take_text(value, "kind", at="error"), None)
     except FormatError:
         return StagerError(f"the daemon answered {status} without saying why", subject="control API")
@@ -215,5 +219,7 @@ def _load(raw: bytes) -> Mapping[str, Any]:
 def _seconds(value: Mapping[str, Any]) -> float:
     found = value.get("deadline_s", 600.0)
     if not isinstance(found, int | float) or isinstance(found, bool) or not 0 < found <= 7 * 86400:
-        raise FormatError("`deadline_s` must be seconds, more than 0 and at most a week", subject="deadline_s")
+        raise FormatError(
+            "`deadline_s` must be seconds, more than 0 and at most a week", subject="deadline_s"
+        )
     return float(found)

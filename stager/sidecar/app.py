@@ -196,11 +196,16 @@ async def serve(config: Config) -> int:
             disk,
             offload,
             memory=ByteBudget(config.node.memory_bytes),
-            download_rate=RateLimit(config.limits.download),
-            upload_rate=RateLimit(config.limits.upload),
             random=chance,
         )
-        stores = Stores(config.store, disk, offload, chance)
+        stores = Stores(
+            config.store,
+            disk,
+            offload,
+            chance,
+            upload=RateLimit(config.limits.upload),
+            download=RateLimit(config.limits.download),
+        )
         stack.push_async_callback(stores.aclose)
         event(log, logging.INFO, "daemon.started", version=__version__, cache=config.node.cache, process=os.getpid())
         try:

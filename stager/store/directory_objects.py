@@ -111,6 +111,7 @@ class ObjectFolder:
         """
         self._make_staging()
         self._disk.create(staged)
+        self._sweep_once()
         self._disk.write_at(staged, 0, body)
         _shift_time(staged, jitter_ns)
 
@@ -118,6 +119,7 @@ class ObjectFolder:
         """Put (descriptor, size) pieces one behind the other, inside the kernel where it can."""
         self._make_staging()
         self._disk.create(staged, sum(size for _, size in sources))
+        self._sweep_once()
         target = os.open(staged, os.O_WRONLY | os.O_CLOEXEC)
         try:
             position = 0
@@ -229,22 +231,22 @@ class ObjectFolder:
             raise
 
     def _make_staging(self) -> None:
-        folder = self.hidden_path("staging")
-        self._disk.make_directory(folder)
-        if not self._swept:
-            self._swept = True
-            self._sweep(folder)
+        self._disk.make_directory(self.hidden_path("staging"))
 
-    def _sweep(self, folder: str) -> None:
-        """Remove what killed writers left more than a day ago, by the file system's own clock."""
-        marks = {name: self._disk.stat(os.path.join(folder, name)).mtime_ns for name in self._names(folder)}
+    def _sweep_once(self) -> None:
+        """Remove what killed writers left more than a day ago; the file system's clock is that of our own newest file."""
+        if self._swept:
+            return
+        self._swept = True
+        folder = self.hidden_path("staging")
+        marks = {}
+        for name in self._disk.list_names(folder):
+            with contextlib.suppress(FileNotFoundError):  # a neighbour has published it meanwhile
+                marks[name] = self._disk.stat(os.path.join(folder, name)).mtime_ns
         newest = max(marks.values(), default=0)
         for name, mtime_ns in marks.items():
             if mtime_ns < newest - _STALE_NS:
                 self._disk.remove(os.path.join(folder, name))
-
-    def _names(self, folder: str) -> list[str]:
-        return [name for name in self._disk.list_names(folder) if os.path.isfile(os.path.join(folder, name))]
 
     def _status(self, key: str) -> os.stat_result | None:
         try:

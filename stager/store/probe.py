@@ -6,6 +6,7 @@ About 25 small requests below a prefix of its own, all of it removed again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from stager.errors import (
 from stager.store.api import CREATE, ObjectStore, Replace
 
 RACERS = 12
-PROBE_PREFIX = ".stager/probe"
+PROBE_PREFIX = ".stager-probe"
 PROBE_TIMEOUT_S = 120.0
 
 
@@ -76,7 +77,8 @@ async def probe(store: ObjectStore, chance: random.Random, *, prefix: str = PROB
                 race_winners=winners,
             )
         finally:
-            await store.delete(keys)
+            with contextlib.suppress(StagerError):  # what went wrong before matters more
+                await store.delete(keys)
 
 
 async def _refused(write: Awaitable[object]) -> bool:

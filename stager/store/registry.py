@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from stager.budget import RateLimit
@@ -27,8 +28,9 @@ from stager.store.memory import MemoryBucket, MemoryStore
 from stager.store.metered import MeteredStore, StoreMeter
 from stager.store.prefixed import PrefixedStore
 from stager.store.retrying import RetryingStore, RetryPolicy
-from stager.store.s3 import open_s3
-from stager.store.s3_client import S3Settings
+
+if TYPE_CHECKING:
+    from stager.store.s3_client import S3Settings
 
 _FORMS = "a store is named by s3://bucket/prefix, file:///path or a plain path"
 _MEMORY: dict[str, MemoryBucket] = {}
@@ -140,6 +142,9 @@ async def open_store(
 
 async def _open(url: StoreUrl, settings: S3Settings, tools: StoreTools) -> ObjectStore:
     if url.scheme == "s3":
+        # Imported here: a directory needs no aiobotocore, which takes most of a second to import.
+        from stager.store.s3 import open_s3
+
         return await open_s3(url.bucket, settings)
     if url.scheme == "memory":
         return MemoryStore(_MEMORY.setdefault(url.bucket, MemoryBucket()))

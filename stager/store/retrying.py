@@ -173,7 +173,8 @@ class RetryingStore:
             ):
                 return None
             try:
-                await self._inner.list_parts(key, upload_id)
+                lister = self._inner if isinstance(error, Exhausted) else self
+                await lister.list_parts(key, upload_id)
                 return None  # it is still there, so no attempt completed it
             except NotFound:
                 info = await self._look(key, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from stager.errors import IntegrityError, NotFound, NotSupported, StagerError, StoreError
+from stager.errors import IntegrityError, NotFound, NotSupported, StagerError, StoreError, Unavailable
 from stager.store.s3_errors import translate_answer
 from stager.store.s3_pages import Caller
 
@@ -36,16 +36,21 @@ async def delete_objects(
 
 
 async def _batch(store: Caller, name: str, keys: Sequence[str]) -> dict[str, StagerError]:
-    wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": True}
+    # Not quiet: a key is deleted when the server says so, not when it says nothing.
+    wanted = {"Objects": [{"Key": key} for key in keys], "Quiet": False}
     response = await store.call("delete_objects", keys[0], Delete=wanted)
+    settled = {str(deleted.get("Key", "")) for deleted in response.get("Deleted", [])}
     failures: dict[str, StagerError] = {}
     for error in response.get("Errors", []):
         key = str(error.get("Key", ""))
-        failure = translate_answer(
-            error, 0, {}, what=f"cannot delete `{key}` in {name}", subject=key, store=name
-        )
+        what = f"cannot delete `{key}` in {name}"
+        failure = translate_answer(error, 0, {}, what=what, subject=key, store=name)
+        settled.add(key)
         if not isinstance(failure, NotFound):
             failures[key] = failure
+    for key in keys:
+        if key not in settled:
+            failures[key] = Unavailable(f"{name} does not say whether `{key}` was deleted", subject=key)
     return failures
 
 

@@ -211,7 +211,7 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
         seconds = float(headers.get("retry-after", ""))
     except ValueError:
         return None
-    return min(max(seconds, 0.0), 300.0)
+    return min(max(seconds, 0.0), 300.0) if seconds == seconds else None  # "nan" is a float too
 
 
 def _brief(error: BaseException) -> str:

@@ -100,6 +100,8 @@ async def upload_pages(store: Caller, prefix: str) -> AsyncIterator[tuple[str, s
     parameters: dict[str, Any] = {"Prefix": prefix}
     while True:
         page = await store.call("list_multipart_uploads", prefix, **parameters)
+        if not {"Bucket", "IsTruncated", "Uploads"} & page.keys():
+            raise not_an_object(prefix, "the store")
         for upload in page.get("Uploads", []):
             if str(upload["Key"]).startswith(prefix):
                 yield str(upload["Key"]), str(upload["UploadId"])

@@ -83,7 +83,9 @@ class ThreadDaemon:
             opened = wire.decode_open_request(raw)
             self.calls.append((path, opened))
             manifest = decode_dataset_manifest((self.origin / MANIFEST_NAME).read_bytes())
-            return wire.OpenReply("data", manifest.fingerprint, str(self.origin / MANIFEST_NAME), str(self.cache))
+            return wire.OpenReply(
+                "data", manifest.fingerprint, str(self.origin / MANIFEST_NAME), str(self.cache)
+            )
         if path == "/v1/announce":
             self.calls.append((path, wire.decode_announce_request(raw)))
             return wire.AnnounceReply(1000, self.cache_bytes)

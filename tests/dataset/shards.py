@@ -21,7 +21,14 @@ def write_with_webdataset(directory: Path, samples: int, per_shard: int) -> Path
     pattern = str(directory / "shard-%06d.tar")
     with webdataset.ShardWriter(pattern, maxcount=per_shard, verbose=0) as writer:
         for number in range(samples):
-            writer.write({"__key__": key_of(number), "txt": f"text {number}", "cls": number, "bin": bytes([number % 256] * 9)})
+            writer.write(
+                {
+                    "__key__": key_of(number),
+                    "txt": f"text {number}",
+                    "cls": number,
+                    "bin": bytes([number % 256] * 9),
+                }
+            )
     return directory
 
 
@@ -33,10 +40,14 @@ def write_with_manifest(directory: Path, counts: list[int]) -> Path:
     for shard, count in enumerate(counts):
         members = []
         for _ in range(count):
-            members += [(f"{key_of(number)}.cls", b"%d" % number), (f"{key_of(number)}.txt", b"text %d" % number)]
+            members += [
+                (f"{key_of(number)}.cls", b"%d" % number),
+                (f"{key_of(number)}.txt", b"text %d" % number),
+            ]
             number += 1
         raw = b"".join(
-            member_header(name, len(data)) + data + bytes(padded(len(data)) - len(data)) for name, data in members
+            member_header(name, len(data)) + data + bytes(padded(len(data)) - len(data))
+            for name, data in members
         )
         raw += END_OF_ARCHIVE
         name = f"shard-{shard:06d}.tar"

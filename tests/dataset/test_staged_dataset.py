@@ -153,9 +153,9 @@ def test_persistent_workers_follow_the_trainer(shards: Path, context: str) -> No
     states = []
     for batch in loader:
         states.append(loader.state_dict())
+        assert batch["__key__"] == epochs[3][len(states) - 1]
         if len(states) == 2:
             break
-    assert batch["__key__"] == epochs[3][1]
     loader.load_state_dict(states[0])
     assert keys(iter(loader)) == epochs[3][1:]
     loader.set_epoch(1)
@@ -195,13 +195,15 @@ def test_resume_on_another_world_and_batch(shards: Path) -> None:
     for size in (8, 6):
         parts = []
         for rank in range(2):
-            part = StagedDataset(shards, global_batch_size=size, seed=1, rank=rank, world_size=2, drop_last=False)
+            part = StagedDataset(
+                shards, global_batch_size=size, seed=1, rank=rank, world_size=2, drop_last=False
+            )
             part.load_state_dict(state)
             parts.append([batch["cls"].tolist() for batch in part])
         joined = [left + right for left, right in zip(*parts, strict=True)]
         if size == 8:
             assert joined[0] == rest[0]
-        seen = sum(begun, []) + sum(joined, [])
+        seen = [number for batch in begun + joined for number in batch]
         assert set(seen) == set(range(29))
         assert len(seen) - 29 < 2
 
@@ -217,7 +219,7 @@ def test_lanes_come_with_the_state(shards: Path) -> None:
     assert keys(iter(one)) == keys(items)
     with pytest.raises(UsageError, match="lanes=2"):
         StagedDataset(shards, global_batch_size=8, lanes=1).load_state_dict(state)
-    with pytest.raises(UsageError, match="2 or 4|6 or 8"):
+    with pytest.raises(UsageError, match="6 or 8"):
         StagedDataset(shards, global_batch_size=7).load_state_dict(state)
 
 
@@ -286,7 +288,9 @@ def test_map_fields_collate_and_handlers(written: Path) -> None:
         collate=tuple,
     )
     assert next(iter(dataset)) == ((0, 9), (1, 9), (2, 9))
-    assert next(iter(StagedDataset(written, batch_size=2, shuffle=False, map=lambda sample: sample["cls"]))) == [0, 1]
+    assert next(
+        iter(StagedDataset(written, batch_size=2, shuffle=False, map=lambda sample: sample["cls"]))
+    ) == [0, 1]
 
 
 def test_an_error_in_map_names_the_sample(shards: Path) -> None:
@@ -310,7 +314,9 @@ def test_threads_read_side_by_side(shards: Path) -> None:
     expected = keys(iter(StagedDataset(shards, batch_size=2, window=1)))
     found: list[list[list[str]]] = []
     threads = [
-        threading.Thread(target=lambda: found.append(keys(iter(StagedDataset(shards, batch_size=2, window=1)))))
+        threading.Thread(
+            target=lambda: found.append(keys(iter(StagedDataset(shards, batch_size=2, window=1))))
+        )
         for _ in range(4)
     ]
     for thread in threads:
@@ -332,7 +338,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"shard-000001\.tar` at byte 1024"):
         list(StagedDataset(data))
     shard.unlink()
-    with pytest.raises(NotFound, match="shard-000001.tar"):
+    with pytest.raises(NotFound, match=r"shard-000001\.tar"):
         list(StagedDataset(data))
     (data / "manifest.json").unlink()
     shard.write_bytes(raw[:-1024])
@@ -356,7 +362,7 @@ def test_an_error_in_a_worker_reaches_the_trainer(tmp_path: Path) -> None:
     data = write_with_manifest(tmp_path / "data", [4, 4])
     (data / "shard-000001.tar").write_bytes(b"\0" * 100)
     with pytest.raises(FormatError, match=r"shard-000001\.tar"):
-        list(StagedLoader(StagedDataset(data, batch_size=2), num_workers=2, timeout=60))
+        list(StagedLoader(StagedDataset(data, batch_size=2, decode=False), num_workers=1, timeout=60))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from stager.store.api import ObjectStore
 from stager.store.directory import DirectoryStore
 from stager.store.memory import MemoryStore
 from stager.store.prefixed import PrefixedStore
+from stager.store.registry import StoreTools, open_store
 from stager.store.s3 import open_s3
 from stager.store.s3_client import S3Settings
 from tests.servers.choice import BUCKET, server_names
@@ -36,7 +37,7 @@ def settings_of(endpoint: S3Endpoint, **changes: object) -> S3Settings:
     return S3Settings(**{**fields, **changes})  # type: ignore[arg-type]  # fields by name
 
 
-@pytest.fixture(params=["memory", "directory", *server_names()])
+@pytest.fixture(params=["memory", "directory", *server_names(), "stack-directory", "stack-seaweedfs"])
 def make_store(
     request: pytest.FixtureRequest, tmp_path: Path, start_server: Callable[[str], S3Endpoint]
 ) -> Callable[[], AsyncIterator[ObjectStore]]:
@@ -46,6 +47,18 @@ def make_store(
     async def open_it() -> AsyncIterator[ObjectStore]:
         if name == "memory":
             yield MemoryStore()
+        elif name.startswith("stack-"):
+            # As callers get it: retried, bounded, counted, below a prefix.
+            offload = ThreadOffload(disk_threads=4, hash_threads=1)
+            tools = StoreTools(LocalDisk(), offload, random.Random(1), durable=False)
+            if name == "stack-directory":
+                opened = await open_store(str(tmp_path / "stack"), S3Settings(), tools)
+            else:
+                url = f"s3://{BUCKET}/stack-{next(_numbers)}"
+                opened = await open_store(url, settings_of(start_server("seaweedfs")), tools)
+            yield opened
+            await opened.aclose()
+            offload.close()
         elif name == "directory":
             offload = ThreadOffload(disk_threads=4, hash_threads=1)
             disk = LocalDisk()
