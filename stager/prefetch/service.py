@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stager.backoff import backoff_s
+from stager.backoff import backoff_s, may_pass
 from stager.budget import Priority
 from stager.cache.datasets import CachedDataset
 from stager.cache.layout import ShardKey
@@ -410,7 +410,7 @@ class StagingService:
             # Room is made first; those who wait learn of it only if none can be made.
             if key in self._waiters:
                 self._failures.retry_now(key)
-        elif not error.retryable:
+        elif not may_pass(error):
             self._waiters.answer(key, error)
 
 

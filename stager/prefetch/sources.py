@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from stager.backoff import backoff_s
+from stager.backoff import backoff_s, may_pass
 from stager.cache.datasets import CachedDataset, decode_dataset
 from stager.cache.shards import ShardCache
 from stager.errors import NotFound, StagerError
@@ -63,7 +63,7 @@ class Sources:
                     hint="`stager pack` writes one; `stager index` makes one for shards of others",
                 ) from None
             except StagerError as error:
-                if before is None or not error.retryable:
+                if before is None or not may_pass(error):
                     raise
                 # The node goes on from what it has: every shard is still held to that manifest.
                 event(log, logging.WARNING, "manifest.unreachable", source=source, reason=error.message)
@@ -79,7 +79,7 @@ class Sources:
             try:
                 return await self.open(source)
             except StagerError as error:
-                if not error.retryable:
+                if not may_pass(error):
                     raise
                 failed(error)
                 await asyncio.sleep(backoff_s(min(attempt, 6), self._cache.tools.random, error))
