@@ -3,6 +3,7 @@
 <root>/lock                                 held by the daemon that owns the cache
 <root>/datasets/<dataset>/manifest.json     the dataset's manifest, as the bucket had it
 <root>/datasets/<dataset>/source            its URL
+<root>/datasets/<dataset>/verified          records of the shards that were verified (`stager.cache.records`)
 <root>/shards/<dataset>/<shard name>        complete, verified, immutable
 <root>/staging/...                          what is being fetched, with its part map
 <root>/quarantine/...                       what was found damaged, until the next start
@@ -51,6 +52,10 @@ class CacheLayout:
         return f"{self.root}/staging"
 
     @property
+    def shards(self) -> str:
+        return f"{self.root}/shards"
+
+    @property
     def quarantine(self) -> str:
         return f"{self.root}/quarantine"
 
@@ -62,6 +67,9 @@ class CacheLayout:
 
     def source(self, dataset: str) -> str:
         return f"{self.dataset_directory(dataset)}/source"
+
+    def verified(self, dataset: str) -> str:
+        return f"{self.dataset_directory(dataset)}/verified"
 
     def shards_directory(self, dataset: str) -> str:
         return f"{self.root}/shards/{dataset}"

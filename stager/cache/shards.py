@@ -1,4 +1,7 @@
-"""The node's shards: which are here and which are coming, in how many bytes. A visible one is complete and verified."""
+"""The node's shards: which are here, which are coming, how many bytes they hold.
+
+A visible shard is complete and verified.
+"""
 
 from __future__ import annotations
 
@@ -9,45 +12,47 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stager.budget import Priority
-from stager.cache.layout import CacheLayout, ShardKey, dataset_id
-from stager.disk import Disk
-from stager.errors import FormatError, IntegrityError, NotFound
-from stager.formats.manifest import (
-    DATASET_MANIFEST_BYTES_MAX,
-    DatasetManifest,
-    ShardEntry,
-    decode_dataset_manifest,
-    encode_dataset_manifest,
-)
+from stager.cache.datasets import CachedDataset, make_dataset, write_dataset
+from stager.cache.layout import CacheLayout, ShardKey
+from stager.cache.records import RECORDS_BYTES_COMPACT, Record, encode_record, encode_records
+from stager.cache.survey import survey
+from stager.disk import Disk, FileStat
+from stager.errors import IntegrityError, NotFound, OutOfSpace, StagerError
+from stager.formats.manifest import DatasetManifest, ShardEntry
 from stager.logs import event
 from stager.store.api import ObjectStore
 from stager.transfer.download import Downloaded, DownloadOptions, digest_of_file, download
-from stager.transfer.part_map import PART_MAP_SUFFIX
+from stager.transfer.part_map import drop_staged
 from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.cache")
 
+__all__ = ["CachedDataset", "CachedShard", "ShardCache"]
 
-@dataclass(frozen=True, slots=True)
-class CachedDataset:
-    """A dataset that this node knows, with its shards by name."""
-
-    id: str
-    source: str
-    manifest: DatasetManifest
-    by_name: dict[str, ShardEntry]
+FULL_S = 60.0
 
 
 @dataclass(slots=True)
 class CachedShard:
-    """A visible shard: its bytes, and when it was last asked for, on the loop's clock."""
+    """A visible shard: its file as it was verified, and when it was last asked for, on the loop's clock."""
 
-    size: int
+    record: Record
     last_used_s: float
+
+    @property
+    def size(self) -> int:
+        return self.record.size
 
 
 class ShardCache:
-    """Shards under one root, bounded in bytes. Bookkeeping changes without awaits; files follow."""
+    """Shards under one root, bounded in bytes. Bookkeeping changes without awaits; files follow.
+
+    Attributes:
+        shards: Visible.
+        coming: In flight; bytes of the whole shard, because they are reserved on disk before the first arrives.
+        partial: Left in staging by fetches that failed or were killed; they are gone on from.
+        quarantined: Damaged files, kept for whoever wants to look until room is needed or the daemon starts again.
+    """
 
     def __init__(self, root: str, capacity_bytes: int, tools: Tools) -> None:
         self.layout = CacheLayout(root)
@@ -56,27 +61,46 @@ class ShardCache:
         self.datasets: dict[str, CachedDataset] = {}
         self.shards: dict[ShardKey, CachedShard] = {}
         self.coming: dict[ShardKey, int] = {}
-        self.leftovers: dict[ShardKey, int] = {}
+        self.partial: dict[ShardKey, int] = {}
+        self.quarantined: dict[ShardKey, int] = {}
         self.quarantined_count = 0
+        self._full_at: tuple[int, float] | None = None
+        self._record_ends: dict[str, int] = {}
+        self._checking = asyncio.Lock()
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that are visible, coming, or left in staging by an earlier life."""
+        """Bytes of everything under the root but manifests."""
         visible = sum(shard.size for shard in self.shards.values())
-        return visible + sum(self.coming.values()) + sum(self.leftovers.values())
+        others = (self.coming, self.partial, self.quarantined)
+        return visible + sum(sum(sizes.values()) for sizes in others)
+
+    def bound_bytes(self) -> int:
+        """What may be held now: the configured bound, or less after the disk was found full, for `FULL_S`."""
+        if self._full_at is not None and asyncio.get_running_loop().time() - self._full_at[1] > FULL_S:
+            self._full_at = None
+        return self.capacity_bytes if self._full_at is None else min(self.capacity_bytes, self._full_at[0])
 
     async def start(self) -> None:
-        """Adopt what an earlier daemon left; quarantine what does not fit its manifest. The caller holds the lock."""
-        found = await self.tools.offload.run("disk", _survey, self.tools.disk, self.layout)
+        """Take up what an earlier daemon left; what fits no manifest is quarantined. The caller holds the lock."""
+        self.coming.clear()
+        found = await self.tools.offload.run("disk", survey, self.tools.disk, self.layout)
         now = asyncio.get_running_loop().time()
         self.datasets = {dataset.id: dataset for dataset in found.datasets}
-        self.shards = {key: CachedShard(size, now) for key, size in found.shards.items()}
-        self.leftovers = dict(found.leftovers)
+        self.shards = {key: CachedShard(record, now) for key, record in found.proven.items()}
+        self.partial = dict(found.partial)
+        self.quarantined = dict(found.misfits)
         self.quarantined_count += len(found.misfits)
         for key in found.misfits:
-            event(
-                log, logging.WARNING, "shard.quarantined", shard=key, reason="its size is not the manifest's"
-            )
+            event(log, logging.WARNING, "shard.quarantined", shard=key, reason="it is not in the manifest")
+        if found.unproven:
+            event(log, logging.INFO, "cache.verifying", shards=len(found.unproven))
+        for key, record in found.unproven.items():
+            self.shards[key] = CachedShard(record, now)
+            await self.is_sound(key)
+        await self._keep_bound()
+        for dataset in self.datasets:
+            await self._write_records(dataset)
         event(
             log,
             logging.INFO,
@@ -84,13 +108,17 @@ class ShardCache:
             root=self.layout.root,
             datasets=len(self.datasets),
             shards=len(self.shards),
+            verified_again=len(found.unproven),
             bytes=self.used_bytes,
         )
 
     async def add_dataset(self, source: str, manifest: DatasetManifest) -> CachedDataset:
         """Make a dataset known on this node, durably, so that a restart does not need the bucket for it."""
-        dataset = _cached_dataset(source, manifest)
-        await self.tools.offload.run("disk", _write_dataset, self.tools.disk, self.layout, dataset)
+        return await self.add(make_dataset(source, manifest))
+
+    async def add(self, dataset: CachedDataset) -> CachedDataset:
+        """As `add_dataset`."""
+        await self.tools.offload.run("disk", write_dataset, self.tools.disk, self.layout, dataset)
         self.datasets[dataset.id] = dataset
         return dataset
 
@@ -108,22 +136,32 @@ class ShardCache:
 
     def reserve(self, key: ShardKey, size: int) -> None:
         """Count a shard as coming, before its first byte is asked for."""
-        self.leftovers.pop(key, None)
+        self.partial.pop(key, None)
         self.coming[key] = size
+
+    def release(self, key: ShardKey) -> None:
+        """Count a shard as coming no more; what staging may have of it stays counted, for the next try."""
+        self.partial[key] = self.coming.pop(key)
 
     async def fetch(
         self,
         store: ObjectStore,
         key: ShardKey,
         *,
-        priority: Priority,
+        priority: Priority | Callable[[], Priority],
         options: DownloadOptions,
         progress: Callable[[int], None] | None = None,
     ) -> Downloaded:
-        """Bring a reserved shard and make it visible. On failure it is no longer counted as coming."""
+        """Bring a reserved shard and make it visible. On failure it is no longer counted as coming.
+
+        Raises:
+            IntegrityError, OutOfSpace, StoreError: As `download`.
+        """
         entry = self.entry(key)
+        disk, offload = self.tools.disk, self.tools.offload
         staged, final = self.layout.staged(key), self.layout.shard(key)
         try:
+            await offload.run("disk", disk.make_directory, self.layout.staging)
             got = await download(
                 store,
                 key.name,
@@ -135,47 +173,75 @@ class ShardCache:
                 options=options,
                 progress=progress,
             )
-            await self.tools.offload.run("disk", _publish, self.tools.disk, staged, final)
+            status = await offload.run("disk", _publish, disk, staged, final)
         except IntegrityError:
             del self.coming[key]
             raise
+        except OutOfSpace:
+            # What the disk holds now is what it can hold, whoever else fills it; room must be made before the next try.
+            del self.coming[key]
+            self._full_at = (self.used_bytes, asyncio.get_running_loop().time())
+            raise
         except BaseException:
-            # What has arrived stays for the next try, and stays counted.
-            self.leftovers[key] = self.coming.pop(key)
+            self.release(key)
             raise
         del self.coming[key]
-        self.shards[key] = CachedShard(entry.size, asyncio.get_running_loop().time())
+        record = Record(status.size, status.mtime_ns)
+        self.shards[key] = CachedShard(record, asyncio.get_running_loop().time())
+        try:
+            await self._append_record(key, record)
+        except StagerError as error:
+            # The shard is there; without its record it is read once more at the next start.
+            event(log, logging.WARNING, "shard.unrecorded", shard=key, reason=error.message)
         return got
 
-    async def evict(self, key: ShardKey) -> None:
-        """Unlink a visible shard; readers that have it open go on reading."""
-        if self.shards.pop(key, None) is not None:
-            await self.tools.offload.run("disk", self.tools.disk.remove, self.layout.shard(key))
+    async def give_up(self, key: ShardKey) -> None:
+        """Unlink a visible shard, or what staging has of it; readers that have it open go on reading."""
+        disk, offload = self.tools.disk, self.tools.offload
+        shard = self.shards.pop(key, None)
+        try:
+            if shard is not None:
+                await offload.run("disk", disk.remove, self.layout.shard(key))
+            elif key in self.partial:
+                await offload.run("disk", drop_staged, disk, self.layout.staged(key))
+                self.partial.pop(key, None)
+        except BaseException:
+            # It still takes its room.
+            if shard is not None:
+                self.shards[key] = shard
+            raise
 
-    async def drop_leftover(self, key: ShardKey) -> None:
-        """Forget what an abandoned fetch left in staging."""
-        if self.leftovers.pop(key, None) is not None:
-            await self.tools.offload.run("disk", _drop_staged, self.tools.disk, self.layout.staged(key))
+    async def empty_quarantine(self) -> None:
+        """Remove what was set aside."""
+        for key in list(self.quarantined):
+            await self.tools.offload.run("disk", self.tools.disk.remove, self.layout.quarantined(key))
+            self.quarantined.pop(key, None)
 
     async def is_sound(self, key: ShardKey) -> bool:
         """Whether a visible shard still has the bytes of its manifest; a damaged one is quarantined."""
-        entry = self.entry(key)
-        path = self.layout.shard(key)
-        try:
-            found = await self.tools.offload.run(
-                "hash", digest_of_file, self.tools.disk, path, entry.size + 1
-            )
-        except FileNotFoundError:
+        # One at a time: all ranks of a node may report the same shard at once.
+        async with self._checking:
+            if key not in self.shards:
+                return False
+            entry, path = self.entry(key), self.layout.shard(key)
+            disk, offload = self.tools.disk, self.tools.offload
+            reason = "its bytes are not the manifest's"
+            try:
+                found = await offload.run("hash", digest_of_file, disk, path, entry.size + 1)
+            except FileNotFoundError:
+                self.shards.pop(key, None)
+                return False
+            except StagerError as error:
+                reason = error.message
+            else:
+                if found == entry.digest:
+                    return True
+            event(log, logging.ERROR, "shard.quarantined", shard=key, reason=reason)
             self.shards.pop(key, None)
+            await offload.run("disk", _set_aside, disk, path, self.layout.quarantined(key))
+            self.quarantined[key] = entry.size
+            self.quarantined_count += 1
             return False
-        if found == entry.digest:
-            return True
-        self.shards.pop(key, None)
-        self.quarantined_count += 1
-        event(log, logging.ERROR, "shard.quarantined", shard=key, reason="its bytes are not the manifest's")
-        target = self.layout.quarantined(key)
-        await self.tools.offload.run("disk", _set_aside, self.tools.disk, path, target)
-        return False
 
     async def is_there(self, key: ShardKey) -> bool:
         """Whether a shard that should be visible is; somebody may have cleaned the directory by hand."""
@@ -186,100 +252,52 @@ class ShardCache:
             return False
         return True
 
+    async def _keep_bound(self) -> None:
+        """Be within the bound from the start: a power cut brings back unlinked files, and the bound may be a lower one."""
+        oldest_first = sorted(self.shards, key=lambda key: self.shards[key].record.mtime_ns)
+        for key in (*self.partial, *oldest_first):
+            if self.used_bytes <= self.capacity_bytes:
+                return
+            await self.give_up(key)
 
-@dataclass(frozen=True, slots=True)
-class _Survey:
-    datasets: list[CachedDataset]
-    shards: dict[ShardKey, int]
-    leftovers: dict[ShardKey, int]
-    misfits: list[ShardKey]
+    async def _append_record(self, key: ShardKey, record: Record) -> None:
+        line = encode_record(key.name, record)
+        end = self._record_ends.get(key.dataset)
+        if end is None or end + len(line) > RECORDS_BYTES_COMPACT:
+            await self._write_records(key.dataset)
+            return
+        self._record_ends[key.dataset] = end + len(line)
+        try:
+            await self.tools.offload.run(
+                "disk", self.tools.disk.write_at, self.layout.verified(key.dataset), end, line
+            )
+        except FileNotFoundError:
+            await self._write_records(key.dataset)
 
-
-def _survey(disk: Disk, layout: CacheLayout) -> _Survey:
-    """Look at what lies under the root, and tidy: an unknown dataset's shards and unknown staging files go."""
-    disk.remove_tree(layout.quarantine)
-    for folder in (layout.datasets, layout.staging, layout.quarantine, f"{layout.root}/shards"):
-        disk.make_directory(folder)
-    datasets = [
-        found for name in disk.list_names(layout.datasets) if (found := _read_dataset(disk, layout, name))
-    ]
-    known = {dataset.id for dataset in datasets}
-    for name in disk.list_names(f"{layout.root}/shards"):
-        if name not in known:
-            disk.remove_tree(layout.shards_directory(name))
-    shards: dict[ShardKey, int] = {}
-    misfits: list[ShardKey] = []
-    for dataset in datasets:
-        directory = layout.shards_directory(dataset.id)
-        disk.make_directory(directory)
-        for name, status in disk.walk(directory):
-            key = ShardKey(dataset.id, name)
-            entry = dataset.by_name.get(name)
-            if entry is not None and entry.size == status.size:
-                shards[key] = status.size
-            else:
-                misfits.append(key)
-                disk.publish(layout.shard(key), layout.quarantined(key), durable=False)
-    return _Survey(datasets, shards, _survey_staging(disk, layout, datasets), misfits)
+    async def _write_records(self, dataset: str) -> None:
+        """Write the records of what is visible now, in place of all before."""
+        raw = encode_records(
+            (key.name, shard.record) for key, shard in self.shards.items() if key.dataset == dataset
+        )
+        self._record_ends[dataset] = len(raw)
+        await self.tools.offload.run(
+            "disk", _write_unsynced, self.tools.disk, self.layout.verified(dataset), raw
+        )
 
 
-def _survey_staging(disk: Disk, layout: CacheLayout, datasets: list[CachedDataset]) -> dict[ShardKey, int]:
-    expected = {
-        posixpath.basename(layout.staged(key)): key
-        for dataset in datasets
-        for key in (ShardKey(dataset.id, name) for name in dataset.by_name)
-    }
-    names = set(disk.list_names(layout.staging))
-    leftovers = {}
-    for name in names:
-        key = expected.get(name)
-        if key is not None and name + PART_MAP_SUFFIX in names:
-            leftovers[key] = disk.stat(f"{layout.staging}/{name}").size
-        elif not (
-            name.endswith(PART_MAP_SUFFIX) and name.removesuffix(PART_MAP_SUFFIX) in names & expected.keys()
-        ):
-            disk.remove(f"{layout.staging}/{name}")
-    return leftovers
-
-
-def _read_dataset(disk: Disk, layout: CacheLayout, name: str) -> CachedDataset | None:
-    """The dataset under ``name``, or None, and nothing there, if it is damaged or misnamed."""
-    try:
-        raw = disk.read_at(layout.manifest(name), 0, DATASET_MANIFEST_BYTES_MAX)
-        source = disk.read_at(layout.source(name), 0, 1 << 16).decode("utf-8")
-        dataset = _cached_dataset(source, decode_dataset_manifest(raw, of=layout.manifest(name)))
-    except (FileNotFoundError, NotADirectoryError, FormatError, UnicodeDecodeError):
-        dataset = None
-    if dataset is None or dataset.id != name:
-        disk.remove_tree(layout.dataset_directory(name))
-        return None
-    return dataset
-
-
-def _cached_dataset(source: str, manifest: DatasetManifest) -> CachedDataset:
-    by_name = {shard.name: shard for shard in manifest.shards}
-    return CachedDataset(dataset_id(source, manifest.fingerprint), source, manifest, by_name)
-
-
-def _write_dataset(disk: Disk, layout: CacheLayout, dataset: CachedDataset) -> None:
-    disk.make_directory(layout.dataset_directory(dataset.id))
-    disk.make_directory(layout.shards_directory(dataset.id))
-    disk.write_file(layout.source(dataset.id), dataset.source.encode())
-    # Last: a directory with a manifest is a dataset.
-    disk.write_file(layout.manifest(dataset.id), encode_dataset_manifest(dataset.manifest))
-
-
-def _publish(disk: Disk, staged: str, final: str) -> None:
+def _publish(disk: Disk, staged: str, final: str) -> FileStat:
     disk.make_directory(posixpath.dirname(final))
     # Synced, although a cache can be fetched again: a name that a power cut leaves with zeros behind it would be
-    # believed at the next start, and a full check of terabytes then would cost more than these syncs.
+    # believed by readers at once, and checking everything at every start would cost far more than these syncs.
     disk.publish(staged, final, durable=True)
+    return disk.stat(final)
 
 
 def _set_aside(disk: Disk, path: str, target: str) -> None:
+    disk.make_directory(posixpath.dirname(target))
     disk.publish(path, target, durable=False)
 
 
-def _drop_staged(disk: Disk, staged: str) -> None:
-    disk.remove(staged + PART_MAP_SUFFIX)
-    disk.remove(staged)
+def _write_unsynced(disk: Disk, path: str, raw: bytes) -> None:
+    disk.make_directory(posixpath.dirname(path))
+    disk.write_file(path, raw, durable=False)

@@ -1,20 +1,21 @@
 """Which shards to fetch and which to give up, from what is known of the future. Pure.
 
 The next use of every shard is known, so eviction is by the farthest next use (Belady 1966), and nothing is fetched for
-which something needed sooner would have to go.
+which something needed sooner would have to go. What a reader's window holds is needed now, and goes only when a reader
+stands waiting and nothing else is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key")
 
-LOOKAHEAD_USES_MAX = 20_000
-_NEVER = float("inf")
+NEVER = float("inf")
+EVENTUALLY = 1e300
+_NOW = -1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +27,50 @@ class Here:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot(Generic[Key]):
+    """What a plan is made from.
+
+    Sizes are in bytes, distances in samples until a use: `EVENTUALLY` is some day, `NEVER` is none that is known.
+
+    Attributes:
+        capacity_bytes: The bound on all that is here, coming or partial.
+        here: Visible shards.
+        coming: Shards in flight; they are never given up.
+        partial: What earlier, failed fetches left in staging; it counts as room for its own shard only.
+        kept: Shards that are not given up now, whatever the need.
+        wanted: Shards that readers wait for, the longest waiting first, as (shard, bytes).
+        upcoming: Shards by their next use, nearest first, as (distance, shard, bytes); may repeat and be long: it is read as
+            far as the capacity reaches.
+        next_use: The distance of a shard's next use, `NEVER` if none is known.
+        slots: How many more fetches may run ahead of need.
+        wanted_slots: How many more fetches of wanted shards may run.
+    """
+
+    capacity_bytes: int
+    here: Mapping[Key, Here]
+    coming: Mapping[Key, int]
+    partial: Mapping[Key, int]
+    kept: Collection[Key]
+    wanted: Sequence[tuple[Key, int]]
+    upcoming: Iterable[tuple[float, Key, int]]
+    next_use: Callable[[Key], float]
+    slots: int
+    wanted_slots: int
+
+
+@dataclass(frozen=True, slots=True)
 class Fetch(Generic[Key]):
     """Fetch a shard; ``wanted`` by a reader that stands waiting, or ahead of its use."""
 
     key: Key
     size: int
     wanted: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Evict(Generic[Key]):
-    """Give a shard up, and why."""
+    """Give up a shard that is here, or what is left in staging of one, and why."""
 
     key: Key
     reason: str
@@ -44,104 +78,115 @@ class Evict(Generic[Key]):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[Key]):
-    """Evictions to carry out first, then fetches in order; ``blocked`` is what has no room for now."""
+    """Evictions to carry out first, then fetches in order; ``blocked`` is the first that has no room for now."""
 
     evict: tuple[Evict[Key], ...]
     fetch: tuple[Fetch[Key], ...]
     blocked: Key | None = None
 
 
-def plan(
-    *,
-    capacity_bytes: int,
-    here: Mapping[Key, Here],
-    coming: Mapping[Key, int],
-    wanted: Sequence[tuple[Key, int]],
-    upcoming: Iterable[tuple[Key, int]],
-    slots: int,
-) -> Plan[Key]:
-    """What to do next.
-
-    Args:
-        capacity_bytes: The bound on all that is here or coming.
-        here: Visible shards.
-        coming: Shards in flight, with their bytes; they are never given up.
-        wanted: Shards that readers wait for, the longest waiting first, with their bytes.
-        upcoming: Shards in the order of their next use, nearest first, with their bytes; may repeat and be long: it
-            is read as far as the capacity reaches and what is here is met again.
-        slots: How many more fetches may run.
-    """
-    targets, ranks = _targets(capacity_bytes, wanted, upcoming, here)
-    held = {key: shard.size for key, shard in here.items()}
-    free = capacity_bytes - sum(held.values()) - sum(coming.values())
-    # Farthest next use first; among those of no known use, the least recently used.
-    victims = sorted(held, key=lambda key: (ranks.get(key, _NEVER), -here[key].last_used_s))
-    evict: list[Evict[Key]] = []
+def plan(snapshot: Snapshot[Key]) -> Plan[Key]:
+    """What to do next."""
+    room = _Room(snapshot)
     fetch: list[Fetch[Key]] = []
-    while free < 0 and victims:
-        free += _give_up(victims.pop(), held, evict, "the cache is over its bound")
-    for key, size, is_wanted in targets:
-        if len(fetch) >= slots:
-            break
-        if key in held or key in coming:
+    room.shrink_to_bound()
+    slots = {True: snapshot.wanted_slots, False: snapshot.slots}
+    for distance, key, size, is_wanted in _targets(snapshot):
+        if key in snapshot.here or key in snapshot.coming or slots[is_wanted] <= 0:
             continue
-        chosen, gained = _make_room(size - free, ranks[key], victims, ranks, held)
-        if free + gained < size:
-            return Plan(tuple(evict), tuple(fetch), key)
-        for victim in chosen:
-            victims.remove(victim)
-            free += _give_up(victim, held, evict, f"its next use is farther than that of {key}")
-        free -= size
-        fetch.append(Fetch(key, size, is_wanted))
-    return Plan(tuple(evict), tuple(fetch))
+        if not room.make(key, size, distance):
+            return Plan(tuple(room.evict), tuple(fetch), key)
+        slots[is_wanted] -= 1
+        fetch.append(Fetch(key, size, is_wanted, _reason(distance)))
+        if slots[False] <= 0 and not is_wanted:
+            break
+    return Plan(tuple(room.evict), tuple(fetch))
 
 
-def _targets(
-    capacity_bytes: int,
-    wanted: Sequence[tuple[Key, int]],
-    upcoming: Iterable[tuple[Key, int]],
-    here: Mapping[Key, Here],
-) -> tuple[list[tuple[Key, int, bool]], dict[Key, int]]:
-    """Distinct shards in order of need, as many as the capacity holds; and by shard, how soon it is needed.
-
-    Beyond the capacity only what is here is looked for: of two that must go, the one of the farther use is to go.
-    """
-    targets: list[tuple[Key, int, bool]] = []
-    ranks: dict[Key, int] = {}
-    room = capacity_bytes
-    for key, size in wanted:
-        if key not in ranks:
-            ranks[key] = len(ranks)
-            targets.append((key, size, True))
+def _targets(snapshot: Snapshot[Key]) -> Iterable[tuple[float, Key, int, bool]]:
+    """Distinct shards in order of need: all that are wanted, then as many as the capacity holds."""
+    seen: set[Key] = set()
+    room = snapshot.capacity_bytes
+    for key, size in snapshot.wanted:
+        if key not in seen:
+            seen.add(key)
             room -= size
-    unranked = here.keys() - ranks.keys()
-    for key, size in islice(upcoming, LOOKAHEAD_USES_MAX):
-        if room <= 0 and not unranked:
-            break
-        if key in ranks:
+            yield _NOW, key, size, True
+    if snapshot.slots <= 0:
+        return
+    for distance, key, size in snapshot.upcoming:
+        if key in seen:
             continue
-        ranks[key] = len(ranks)
-        unranked.discard(key)
+        seen.add(key)
         room -= size
-        if room >= 0:
-            targets.append((key, size, False))
-    return targets, ranks
+        if room < 0:
+            return
+        yield distance, key, size, False
 
 
-def _make_room(
-    lacking: int, rank: int, victims: Sequence[Key], ranks: Mapping[Key, int], held: Mapping[Key, int]
-) -> tuple[list[Key], int]:
-    """Victims, from the last of ``victims``, whose next use is farther than ``rank``, and the bytes they give."""
-    chosen: list[Key] = []
-    gained = 0
-    for victim in reversed(victims):
-        if gained >= lacking or ranks.get(victim, _NEVER) <= rank:
-            break
-        chosen.append(victim)
-        gained += held[victim]
-    return chosen, gained
+def _reason(distance: float) -> str:
+    if distance == _NOW:
+        return "a reader waits for it"
+    return "there is room for it" if distance == EVENTUALLY else f"it is needed in {distance:.0f} samples"
 
 
-def _give_up(key: Key, held: dict[Key, int], evict: list[Evict[Key]], reason: str) -> int:
-    evict.append(Evict(key, reason))
-    return held.pop(key)
+class _Room(Generic[Key]):
+    """Free bytes, and what could be given up for more."""
+
+    def __init__(self, snapshot: Snapshot[Key]) -> None:
+        self._snapshot = snapshot
+        self._held = {key: shard.size for key, shard in snapshot.here.items()}
+        for key, size in snapshot.partial.items():
+            self._held[key] = size
+        self._wanted = {key for key, _ in snapshot.wanted}
+        self._victims: list[tuple[float, float, Key]] | None = None
+        self.free = snapshot.capacity_bytes - sum(self._held.values()) - sum(snapshot.coming.values())
+        self.evict: list[Evict[Key]] = []
+
+    def shrink_to_bound(self) -> None:
+        """Give up what is over the bound: the bound may have been lowered, or the disk be fuller than it allows."""
+        while self.free < 0:
+            victims = self._sorted_victims()
+            if not victims:
+                return
+            self._give_up(victims.pop()[2], "the cache is over its bound")
+
+    def make(self, key: Key, size: int, distance: float) -> bool:
+        """Room for a shard needed in ``distance``, by giving up what is needed later; nothing is given up in vain."""
+        own = self._held.pop(key, 0)
+        lacking = size - own - self.free
+        chosen: list[Key] = []
+        if lacking > 0:
+            for next_use, _, victim in reversed(self._sorted_victims()):
+                if lacking <= 0 or next_use <= distance:
+                    break
+                if victim != key and victim in self._held:
+                    chosen.append(victim)
+                    lacking -= self._held[victim]
+        if lacking > 0:
+            if own:
+                self._held[key] = own
+            return False
+        for victim in chosen:
+            self._give_up(victim, f"its next use is farther than that of {key}")
+        self.free -= size - own
+        return True
+
+    def _sorted_victims(self) -> list[tuple[float, float, Key]]:
+        """Farthest next use last; among those of no known use, the least recently used last. Sorted once, when needed."""
+        snapshot = self._snapshot
+        if self._victims is None:
+            victims = []
+            for key in self._held:
+                if key in snapshot.kept or key in self._wanted:
+                    continue
+                shard = snapshot.here.get(key)
+                # What is only partly here is of less worth than what is whole.
+                last_used_s = NEVER if shard is None else -shard.last_used_s
+                victims.append((snapshot.next_use(key), last_used_s, key))
+            self._victims = sorted(victims, key=lambda victim: victim[:2])
+        return self._victims
+
+    def _give_up(self, key: Key, reason: str) -> None:
+        self.free += self._held.pop(key)
+        self.evict.append(Evict(key, reason))

@@ -3,11 +3,45 @@
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.prefetch.planner import Here, plan
+from stager.prefetch.planner import NEVER, Here, Plan, Snapshot, plan
+
+
+def make_plan(
+    *,
+    capacity_bytes: int,
+    here: dict[Any, Here],
+    wanted: list[tuple[Any, int]],
+    upcoming: list[tuple[Any, int]],
+    coming: dict[Any, int] | None = None,
+    partial: dict[Any, int] | None = None,
+    kept: frozenset[Any] = frozenset(),
+    slots: int = 4,
+    wanted_slots: int = 4,
+) -> Plan[Any]:
+    """A plan where the use at place n of ``upcoming`` is n samples away."""
+    places: dict[Any, int] = {}
+    for place, (key, _) in enumerate(upcoming):
+        places.setdefault(key, place)
+    return plan(
+        Snapshot(
+            capacity_bytes=capacity_bytes,
+            here=here,
+            coming=coming or {},
+            partial=partial or {},
+            kept=kept,
+            wanted=wanted,
+            upcoming=[(place, key, size) for place, (key, size) in enumerate(upcoming)],
+            next_use=lambda key: places.get(key, NEVER),
+            slots=slots,
+            wanted_slots=wanted_slots,
+        )
+    )
+
 
 SIZES = st.dictionaries(st.integers(0, 9), st.integers(1, 30), min_size=1, max_size=10)
 
@@ -23,25 +57,40 @@ def test_the_bound_holds_and_nothing_nearer_is_given_up(data: st.DataObject) -> 
     wanted = data.draw(st.lists(st.sampled_from(keys), max_size=2, unique=True))
     here: dict[int, Here] = {}
     coming: dict[int, int] = {}
+    partial: dict[int, int] = {}
+    used = 0
     for key in data.draw(st.permutations(keys)):
-        if sum(shard.size for shard in here.values()) + sum(coming.values()) + sizes[key] <= capacity:
-            if data.draw(st.booleans()):
-                here[key] = Here(sizes[key], data.draw(st.floats(0, 10)))
-            elif data.draw(st.booleans()):
-                coming[key] = sizes[key]
-    made = plan(
+        if used + sizes[key] > capacity:
+            continue
+        kind = data.draw(st.integers(0, 3))
+        used += sizes[key] if kind else 0
+        if kind == 1:
+            here[key] = Here(sizes[key], data.draw(st.floats(0, 10)))
+        elif kind == 2:
+            coming[key] = sizes[key]
+        elif kind == 3:
+            partial[key] = sizes[key]
+    kept = frozenset(data.draw(st.sets(st.sampled_from(keys), max_size=2)))
+    slots, wanted_slots = data.draw(st.integers(0, 5)), data.draw(st.integers(0, 5))
+    made = make_plan(
         capacity_bytes=capacity,
         here=here,
         coming=coming,
+        partial=partial,
+        kept=kept,
         wanted=[(key, sizes[key]) for key in wanted],
         upcoming=[(key, sizes[key]) for key in upcoming],
-        slots=data.draw(st.integers(0, 5)),
+        slots=slots,
+        wanted_slots=wanted_slots,
     )
     evicted = [eviction.key for eviction in made.evict]
     fetched = [fetch.key for fetch in made.fetch]
-    assert len(set(evicted)) == len(evicted) and set(evicted) <= here.keys()
+    assert len(set(evicted)) == len(evicted) and set(evicted) <= here.keys() | partial.keys()
+    assert not set(evicted) & (kept | set(wanted) | set(fetched))
     assert not set(fetched) & (here.keys() | coming.keys()) and len(set(fetched)) == len(fetched)
-    held = sum(shard.size for key, shard in here.items() if key not in evicted)
+    gone = set(evicted) | set(fetched)
+    held = sum(shard.size for key, shard in here.items() if key not in gone)
+    held += sum(size for key, size in partial.items() if key not in gone)
     assert held + sum(coming.values()) + sum(sizes[key] for key in fetched) <= capacity
     needs = [*wanted, *upcoming]
     for victim in evicted:
@@ -50,14 +99,15 @@ def test_the_bound_holds_and_nothing_nearer_is_given_up(data: st.DataObject) -> 
     assert [needs.index(key) for key in fetched] == sorted(needs.index(key) for key in fetched)
     for fetch in made.fetch:
         assert fetch.wanted == (fetch.key in wanted)
+    assert sum(fetch.wanted for fetch in made.fetch) <= wanted_slots
+    assert sum(not fetch.wanted for fetch in made.fetch) <= slots
 
 
 def test_over_its_bound_a_cache_gives_up_the_least_useful() -> None:
     """A bound that was lowered is reached again: first what nobody needs, the longest unused before."""
-    made = plan(
+    made = make_plan(
         capacity_bytes=20,
         here={"old": Here(10, 1.0), "new": Here(10, 2.0), "needed": Here(10, 0.0)},
-        coming={},
         wanted=[],
         upcoming=[("needed", 10)],
         slots=4,
@@ -77,13 +127,12 @@ def test_no_policy_fetches_fewer_shards(uses: list[int], capacity: int) -> None:
     for place, key in enumerate(uses):
         if key in here:
             continue
-        made = plan(
+        made = make_plan(
             capacity_bytes=capacity,
             here=here,
-            coming={},
             wanted=[(key, 1)],
             upcoming=[(later, 1) for later in uses[place:]],
-            slots=1,
+            slots=0,
         )
         for eviction in made.evict:
             del here[eviction.key]
@@ -103,3 +152,35 @@ def test_no_policy_fetches_fewer_shards(uses: list[int], capacity: int) -> None:
         return 1 + min(least(place + 1, held - {victim} | {key}) for victim in held)
 
     assert fetches == least(0, frozenset())
+
+
+def test_what_a_window_holds_goes_last() -> None:
+    """Ahead of need nothing in use is given up; for a reader that waits it is, when nothing else is left."""
+    here = {"current": Here(10), "later": Here(10)}
+    uses = [("current", 10), ("new", 10), ("later", 10)]
+    ahead = make_plan(capacity_bytes=20, here=here, wanted=[], upcoming=uses)
+    assert [eviction.key for eviction in ahead.evict] == ["later"]
+    del here["later"]
+    assert make_plan(capacity_bytes=10, here=here, wanted=[], upcoming=uses).fetch == ()
+    asked = make_plan(capacity_bytes=10, here=here, wanted=[("new", 10)], upcoming=uses)
+    assert [eviction.key for eviction in asked.evict] == ["current"] and asked.blocked is None
+    held = make_plan(
+        capacity_bytes=10, here=here, wanted=[("new", 10)], upcoming=uses, kept=frozenset({"current"})
+    )
+    assert held.blocked == "new" and held.evict == ()
+
+
+def test_demand_does_not_wait_for_slots_of_prefetching() -> None:
+    """With every slot ahead of need taken, a wanted shard is still fetched."""
+    made = make_plan(capacity_bytes=100, here={}, wanted=[("w", 10)], upcoming=[("u", 10)], slots=0)
+    assert [fetch.key for fetch in made.fetch] == ["w"]
+
+
+def test_what_staging_has_counts_for_its_own_shard() -> None:
+    """A half-fetched shard needs no second room, and is given up for others before whole ones of the same worth."""
+    own = make_plan(capacity_bytes=10, here={}, partial={"a": 10}, wanted=[("a", 10)], upcoming=[])
+    assert [fetch.key for fetch in own.fetch] == ["a"] and own.evict == ()
+    other = make_plan(
+        capacity_bytes=20, here={"b": Here(10, 5.0)}, partial={"a": 10}, wanted=[("c", 10)], upcoming=[]
+    )
+    assert [eviction.key for eviction in other.evict] == ["a"]
