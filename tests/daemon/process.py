@@ -47,7 +47,7 @@ class DaemonProcess:
                 [sys.executable, "-m", "stager", "run", "--config", str(self.config)],
                 env=self.environment,
                 stderr=log,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
             )

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
@@ -15,12 +16,13 @@ from s3_server import S3Endpoint
 from stager.checksum import digest_of
 from stager.formats.manifest import DatasetManifest, ShardEntry, encode_dataset_manifest
 from tests.daemon.process import daemon, json_of, stager
+from tests.servers.choice import BUCKET
 
 KILLS = 10
 SEED = random.SystemRandom().randrange(1 << 32)
 
 
-def client_of(server: S3Endpoint) -> object:
+def client_of(server: S3Endpoint) -> Any:
     return boto3.client(
         "s3",
         endpoint_url=server.endpoint,
@@ -32,16 +34,16 @@ def client_of(server: S3Endpoint) -> object:
 
 def objects_below(server: S3Endpoint, bucket: str, prefix: str) -> dict[str, bytes]:
     client = client_of(server)
-    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])  # type: ignore[attr-defined]  # boto3 has no types
+    found = client.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", [])
     return {
-        entry["Key"]: client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read()  # type: ignore[attr-defined]  # boto3 has no types
-        for entry in found
+        entry["Key"]: client.get_object(Bucket=bucket, Key=entry["Key"])["Body"].read() for entry in found
     }
 
 
 @pytest.mark.timeout(400)
-def test_staging_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint, bucket: str) -> None:
+def test_staging_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint) -> None:
     """Killed ten times while it stages, nothing visible is ever wrong, and in the end everything is there."""
+    bucket = BUCKET
     chance = random.Random(SEED)
     bodies = {f"shard-{number:06d}.tar": chance.randbytes(3_000_000) for number in range(12)}
     manifest = DatasetManifest(
@@ -49,9 +51,11 @@ def test_staging_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint, bucke
     )
     client = client_of(seaweedfs)
     for name, body in bodies.items():
-        client.put_object(Bucket=bucket, Key=f"kills/{name}", Body=body)  # type: ignore[attr-defined]  # boto3 has no types
-    client.put_object(Bucket=bucket, Key="kills/manifest.json", Body=encode_dataset_manifest(manifest))  # type: ignore[attr-defined]  # boto3 has no types
-    config = f'cache_bytes = "100MB"\n[[dataset]]\nsource = "s3://{bucket}/kills"\n[limits]\ndownload = "2MB/s"\n'
+        client.put_object(Bucket=bucket, Key=f"kills/{name}", Body=body)
+    client.put_object(Bucket=bucket, Key="kills/manifest.json", Body=encode_dataset_manifest(manifest))
+    config = (
+        f'cache_bytes = "100MB"\n[[dataset]]\nsource = "s3://{bucket}/kills"\n[limits]\ndownload = "2MB/s"\n'
+    )
     with daemon(tmp_path, seaweedfs.environment(), config) as running:
         for _ in range(KILLS):
             running.start_ready()
@@ -76,12 +80,17 @@ def check_shards(cache: Path, bodies: Mapping[str, bytes]) -> int:
 
 
 @pytest.mark.timeout(400)
-def test_upload_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint, bucket: str) -> None:
-    """Killed ten times while it uploads, no checkpoint is ever half-visible, and in the end it restores to the same bytes."""
+def test_upload_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint) -> None:
+    """Killed ten times while it uploads, nothing is ever half-visible, and in the end it restores to the same bytes."""
+    bucket = BUCKET
     chance = random.Random(SEED)
     run_url, checkpoint = f"s3://{bucket}/runs/kills", tmp_path / "checkpoints" / "step-7"
     checkpoint.mkdir(parents=True)
-    files = {"weights.bin": chance.randbytes(34_000_000), "optimizer.bin": chance.randbytes(5_000_000), "config.json": b"{}"}
+    files = {
+        "weights.bin": chance.randbytes(34_000_000),
+        "optimizer.bin": chance.randbytes(5_000_000),
+        "config.json": b"{}",
+    }
     for name, body in files.items():
         (checkpoint / name).write_bytes(body)
     config = (
@@ -100,7 +109,9 @@ def test_upload_survives_ten_kills(tmp_path: Path, seaweedfs: S3Endpoint, bucket
         running.config.write_text(running.config.read_text().replace("6MB/s", "off"))
         running.start_ready()
         running.wait_until(
-            lambda: bool(json_of(stager("ls", run_url, "--json", environment=running.environment))["checkpoints"]),
+            lambda: bool(
+                json_of(stager("ls", run_url, "--json", environment=running.environment))["checkpoints"]
+            ),
             f"the commit (seed {SEED})",
         )
         check_run(seaweedfs, bucket, files)
