@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stager.pack.opening import DestinationOpener
     from stager.pack.run import PackSummary
     from stager.pack.survey import PackInput, Survey
-    from stager.store.s3_client import S3Settings
+    from stager.store.s3_settings import S3Settings
 
 WORKERS_MAX = 256
 FIELDS_SHOWN = 12
