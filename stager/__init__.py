@@ -9,16 +9,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["StagedDataset", "StagedLoader", "__version__", "commit"]
+__all__ = ["StagedDataset", "StagedLoader", "__version__", "commit", "read_commit"]
 
 if TYPE_CHECKING:
-    from stager.client.commit import commit
+    from stager.client.commit import commit, read_commit
     from stager.dataset import StagedDataset, StagedLoader
 
 _HOMES = {
     "StagedDataset": "stager.dataset",
     "StagedLoader": "stager.dataset",
     "commit": "stager.client.commit",
+    "read_commit": "stager.client.commit",
 }
 
 

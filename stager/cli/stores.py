@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stager.offload import Offload
     from stager.store.api import ObjectStore
     from stager.store.registry import StoreTools
-    from stager.store.s3_client import S3Settings
+    from stager.store.s3_settings import S3Settings
 
 ConfigForStore = Annotated[
     str | None,

@@ -12,12 +12,13 @@ from stager.client.api import Client
 from stager.client.sockets import find_socket
 from stager.disk import LocalDisk
 from stager.errors import StagerError, UsageError
-from stager.formats.commits import COMMIT_MARKER_NAME, CommitMarker, encode_marker
+from stager.formats.commits import COMMIT_MARKER_NAME, CommitMarker, decode_marker, encode_marker
 from stager.formats.order import check_whole_number
 from stager.logs import event
 
 PING_S = 5.0
 STEP_MAX = 1 << 62
+MARKER_BYTES_MAX = 16 << 20
 _LOGGER = logging.getLogger("stager.client")
 
 
@@ -70,6 +71,20 @@ def commit(
         ) from error
     LocalDisk().write_file(os.path.join(directory, COMMIT_MARKER_NAME), raw)
     _ping(directory, find_socket(socket))
+
+
+def read_commit(path: str | os.PathLike[str]) -> CommitMarker | None:
+    """What `commit` left in the checkpoint directory ``path``: step, metrics, cursor. None if it was never called.
+
+    Raises:
+        FormatError: The marker is damaged.
+    """
+    marker = os.path.join(os.fspath(path), COMMIT_MARKER_NAME)
+    try:
+        raw = LocalDisk().read_at(marker, 0, MARKER_BYTES_MAX)
+    except FileNotFoundError:
+        return None
+    return decode_marker(raw, of=marker)
 
 
 def _ping(directory: str, socket: str | None) -> None:

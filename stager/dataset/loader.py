@@ -52,7 +52,7 @@ class StagedLoader(DataLoader[Any]):
             collate_fn=_as_it_is,
             num_workers=num_workers,
             pin_memory=pin_memory,
-            timeout=timeout,
+            timeout=timeout if num_workers else 0,
             worker_init_fn=worker_init_fn,
             multiprocessing_context=multiprocessing_context,
             generator=generator,

@@ -6,7 +6,7 @@ import glob
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -142,13 +142,13 @@ class CachedSource:
 
 
 def open_source(
-    source: str | os.PathLike[str], *, socket: str | None, patience_s: float, wait_s: float
+    source: str | os.PathLike[str], *, find_socket: Callable[[], str | None], patience_s: float, wait_s: float
 ) -> Source:
     """The shards of ``source``.
 
     Args:
         source: A local directory, a ``file://`` URL, or the URL of a dataset in a bucket.
-        socket: The daemon that stages datasets from buckets, or None where there is none.
+        find_socket: Gives the socket of the daemon that stages datasets from buckets, or None; asked for a bucket only.
         patience_s: How long to try to reach a daemon that is not there.
         wait_s: How long to wait for the manifest.
 
@@ -164,11 +164,13 @@ def open_source(
         return _open_directory(unquote(urlsplit(text).path))
     if "://" not in text:
         return _open_directory(os.path.abspath(os.path.expanduser(text)))
+    socket = find_socket()
     if socket is None:
         raise ConfigError(
             f"nobody stages `{text}` on this node: no daemon's socket is known",
             subject=text,
-            hint="start `stager run --config stager.toml` and give socket=... or STAGER_SOCKET, or read a local directory",
+            hint="give cache=DIRECTORY for a private one, or start `stager run --config stager.toml` and give socket=... "
+            "or STAGER_SOCKET",
         )
     return _open_cached(text.rstrip("/"), Client(socket, patience_s), wait_s)
 

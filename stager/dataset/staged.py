@@ -60,6 +60,8 @@ class StagedDataset(IterableDataset[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str | None = None,
         socket: str | None = None,
         on_daemon_loss: Literal["wait", "fail"] = "wait",
         wait_timeout_s: float = 600.0,
@@ -85,6 +87,9 @@ class StagedDataset(IterableDataset[Any]):
             collate: Makes a batch of a list of samples, instead of `collate_samples`.
             rank: Of this process; with ``world_size``, instead of torch.distributed's or the launcher's.
             world_size: Number of ranks.
+            cache: Directory for the cache of a private daemon, which is started where no socket is known and ends with
+                its last client.
+            cache_bytes: Bound of that cache, e.g. ``"500GB"``; None takes four fifths of what is free there.
             socket: The daemon's; None takes ``STAGER_SOCKET`` or the default place.
             on_daemon_loss: Whether a missing shard waits for a daemon that is away to come back.
             wait_timeout_s: Longest wait for a shard, a manifest or the daemon, seconds.
@@ -107,7 +112,7 @@ class StagedDataset(IterableDataset[Any]):
         self._wait_s = wait_timeout_s
         self._source = open_source(
             source,
-            socket=find_socket(socket),
+            find_socket=lambda: find_socket(socket) or _private_socket(cache, cache_bytes, wait_timeout_s),
             patience_s=wait_timeout_s if on_daemon_loss == "wait" else 0.0,
             wait_s=wait_timeout_s,
         )
@@ -296,6 +301,16 @@ def _geometry(
         global_batch_size = size * world
     check_whole_number("global_batch_size", global_batch_size, 1, GLOBAL_BATCH_MAX)
     return BatchGeometry(global_batch_size, world, drop_last)
+
+
+def _private_socket(
+    cache: str | os.PathLike[str] | None, cache_bytes: int | str | None, wait_s: float
+) -> str | None:
+    if cache is None:
+        return None
+    from stager.client.private import start_private_daemon
+
+    return start_private_daemon(os.fspath(cache), cache_bytes, wait_s)
 
 
 def _check_wait(on_daemon_loss: str, wait_timeout_s: float) -> None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from stager.disk import LocalDisk
 from stager.errors import UsageError
 from stager.offload import Offload
 from stager.pack.destination import BucketDestination, Destination, LocalDestination
 from stager.store.registry import StoreTools, StoreUrl, open_store
-
-if TYPE_CHECKING:
-    from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ async def _attempt(plan: ShardPlan, tools: Tools) -> ShardEntry:
     progress = _Progress(tools.add)
     try:
         await sink.begin(plan.size)
-        await _pour(stream, sink, progress, tools)
+        await _pour(stream, sink, plan.size, progress, tools)
         if stream.hasher.size != plan.size:
             raise StagerError(f"`{plan.name}` has {stream.hasher.size} bytes where {plan.size} were planned")
         digest = stream.hasher.digest()
@@ -115,11 +115,12 @@ class _Progress:
         self.reached(0, 0)
 
 
-async def _pour(stream: ShardStream, sink: Sink, progress: _Progress, tools: Tools) -> None:
+async def _pour(stream: ShardStream, sink: Sink, size: int, progress: _Progress, tools: Tools) -> None:
     """Move the stream into the sink, with one buffer being filled while others are being written."""
+    chunk_bytes = min(sink.chunk_bytes, size)
     free: asyncio.Queue[bytearray] = asyncio.Queue()
-    for _ in range(sink.chunks_in_flight + 1):
-        free.put_nowait(bytearray(sink.chunk_bytes))
+    for _ in range(min(sink.chunks_in_flight + 1, -(-size // chunk_bytes))):
+        free.put_nowait(bytearray(chunk_bytes))
     failures: list[Exception] = []
 
     async def put(number: int, buffer: bytearray, count: int) -> None:
@@ -130,8 +131,8 @@ async def _pour(stream: ShardStream, sink: Sink, progress: _Progress, tools: Too
         free.put_nowait(buffer)
 
     async with asyncio.TaskGroup() as group:
-        number, count = 0, sink.chunk_bytes
-        while count == sink.chunk_bytes and not failures:
+        number, count = 0, chunk_bytes
+        while count == chunk_bytes and not failures:
             buffer = await free.get()
             if tools.stopped():
                 failures.append(Stopped("the pack was stopped", hint="run the same command again to go on"))

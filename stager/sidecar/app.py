@@ -61,7 +61,12 @@ class Daemon:
     """One node's daemon over a configuration."""
 
     def __init__(
-        self, config: Config, stores: Stores, tools: Tools, journal: Journal, clock: Clock, *, disk: LocalDisk
+        self,
+        config: Config,
+        stores: Stores,
+        tools: Tools,
+        clock: Clock,
+        checkpoints: Sequence[CheckpointService],
     ) -> None:
         self._config = config
         self._clock = clock
@@ -75,11 +80,11 @@ class Daemon:
                 config.node.concurrent_shards, DownloadOptions(concurrency=config.node.concurrent_parts)
             ),
         )
-        self.checkpoints: Sequence[CheckpointService] = make_checkpoint_services(config, stores, tools, journal, clock)
+        self.checkpoints = checkpoints
         routes = ControlRoutes(
             self.staging, _Sealing(self.checkpoints), self.status, self._waiting_for, make_metrics(self.status)
         )
-        control = ControlService(config.node.socket, routes, disk)
+        control = ControlService(config.node.socket, routes, tools.disk)
         self.supervisor = Supervisor([control, self.staging, *self.checkpoints])
 
     def status(self) -> Mapping[str, Any]:
@@ -209,7 +214,8 @@ async def serve(config: Config) -> int:
         stack.push_async_callback(stores.aclose)
         event(log, logging.INFO, "daemon.started", version=__version__, cache=config.node.cache, process=os.getpid())
         try:
-            return await Daemon(config, stores, tools, journal, clock, disk=disk).run(stop)
+            checkpoints = await make_checkpoint_services(config, stores, tools, journal, clock)
+            return await Daemon(config, stores, tools, clock, checkpoints).run(stop)
         except BaseExceptionGroup as group:
             raise _first_error(group) from group
 

@@ -12,7 +12,7 @@ from stager.store.api import ObjectStore
 from stager.store.metered import StoreMeter
 from stager.store.registry import StoreTools, open_store
 from stager.store.retrying import RetryPolicy
-from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 
 # Transfers have patience of their own; below them a call is tried a few times and then told.
 RETRIES = RetryPolicy(attempts_max=3, total_s_max=60.0)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote
 
 from stager.budget import RateLimit
 from stager.disk import Disk
@@ -28,9 +27,7 @@ from stager.store.memory import MemoryBucket, MemoryStore
 from stager.store.metered import MeteredStore, StoreMeter
 from stager.store.prefixed import PrefixedStore
 from stager.store.retrying import RetryingStore, RetryPolicy
-
-if TYPE_CHECKING:
-    from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 
 _FORMS = "a store is named by s3://bucket/prefix, file:///path or a plain path"
 _MEMORY: dict[str, MemoryBucket] = {}
@@ -46,7 +43,7 @@ class StoreUrl:
 
     def __str__(self) -> str:
         if self.scheme == "file":
-            return f"file://{self.bucket}"
+            return f"file://{quote(self.bucket)}"
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
 
@@ -88,12 +85,12 @@ def parse_url(url: str, *, base: str = "") -> StoreUrl:
         return _directory(url, url, base)
     scheme, _, rest = url.partition("://")
     if scheme == "file":
-        parts = urlsplit(url)
-        if parts.netloc not in ("", "localhost"):
+        host, _, path = rest.partition("/")
+        if host not in ("", "localhost"):
             raise UsageError(
                 f"`{url}` names another machine", subject=url, hint="write file:///path, with three slashes"
             )
-        return _directory(unquote(parts.path), url, "")
+        return _directory(unquote("/" + path), url, "")
     if scheme in ("az", "gs"):
         raise NotSupported(
             f"`{url}`: stager does not speak {'Azure Blob Storage' if scheme == 'az' else 'the API of GCS'} yet",

@@ -41,11 +41,12 @@ from stager.store.api import (
 )
 from stager.store.checks import check_metadata, check_part_number, other_version, span_beyond_end
 from stager.store.s3_body import S3Reader, announced_sizes, checksum_of, not_an_object
-from stager.store.s3_client import S3Settings, open_client
+from stager.store.s3_client import open_client
 from stager.store.s3_copy import copy_object
 from stager.store.s3_delete import delete_objects
 from stager.store.s3_errors import translate
 from stager.store.s3_pages import objects_in_order, objects_sorted_here, parts_of, upload_pages
+from stager.store.s3_settings import S3Settings
 
 
 class S3Store:

@@ -75,7 +75,9 @@ def test_an_epoch_from_a_bucket_with_the_daemon_killed_in_it(
     source: str, seaweedfs: S3Endpoint, tmp_path: Path, workers: int
 ) -> None:
     """The stream equals that of the local shards although the daemon is killed, with its socket left, and restarted."""
-    expected = [batch["__key__"] for batch in StagedDataset(tmp_path / "origin", batch_size=8, window=2, seed=1)]
+    expected = [
+        batch["__key__"] for batch in StagedDataset(tmp_path / "origin", batch_size=8, window=2, seed=1)
+    ]
     found = []
     with running_daemon(tmp_path, seaweedfs) as daemon:
         dataset = StagedDataset(
@@ -88,6 +90,9 @@ def test_an_epoch_from_a_bucket_with_the_daemon_killed_in_it(
         with running_daemon(tmp_path, seaweedfs):
             found += [batch["__key__"] for batch in items]
             assert found == expected
-            assert [batch["__key__"] for batch in StagedDataset(
-                source, batch_size=8, window=2, seed=1, socket=str(tmp_path / "socket")
-            )] == expected
+            assert [
+                batch["__key__"]
+                for batch in StagedDataset(
+                    source, batch_size=8, window=2, seed=1, socket=str(tmp_path / "socket")
+                )
+            ] == expected

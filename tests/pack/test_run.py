@@ -342,7 +342,7 @@ FIELDS = st.text(st.characters(codec="utf-8", exclude_characters="\0/"), min_siz
     files=st.dictionaries(st.tuples(STEMS, FIELDS), st.binary(max_size=2000), min_size=1, max_size=8),
     data=st.data(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 async def test_any_names_and_bytes_come_back_through_webdataset(
     tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, str], bytes], data: st.DataObject
 ) -> None:

@@ -18,7 +18,7 @@ from stager.store.memory import MemoryStore
 from stager.store.prefixed import PrefixedStore
 from stager.store.registry import StoreTools, open_store
 from stager.store.s3 import open_s3
-from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 from tests.servers.choice import BUCKET, server_names
 
 PROVIDERS = {"moto": "generic", "seaweedfs": "seaweedfs", "ceph": "ceph"}

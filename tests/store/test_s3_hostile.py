@@ -26,7 +26,7 @@ from stager.errors import (
 from stager.store.api import ObjectVersion, PartTag, Span, read_all
 from stager.store.retrying import RetryingStore
 from stager.store.s3 import S3Store, open_s3
-from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 from tests.servers.choice import BUCKET, server_names
 from tests.store.conftest import settings_of
 from tests.store.raw_server import HANG, RESET, RawServer, answer, error, raw_server

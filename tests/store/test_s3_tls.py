@@ -16,7 +16,7 @@ from cryptography.x509.oid import NameOID
 
 from stager.errors import Unavailable
 from stager.store.s3 import open_s3
-from stager.store.s3_client import S3Settings
+from stager.store.s3_settings import S3Settings
 from tests.store.raw_server import answer, raw_server
 
 ETAG = '"0123456789abcdef"'

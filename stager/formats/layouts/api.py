@@ -7,15 +7,17 @@ hostile or half-written checkpoint may hold, so everything it reads is bounded a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from stager.errors import FormatError
 from stager.formats.commits import CommitMarker
 
+SETTLE_SOUND_S = 0.5
+"""Quiet time after a marker that a framework writes when every rank has finished, on a local disk."""
 SETTLE_MARKED_S = 2.0
-"""Quiet time after a marker that is written last, on a local disk."""
+"""Quiet time after a file that is written last, by rules that allow for little more."""
 SETTLE_RANKS_S = 60.0
 """Quiet time where some rank may still write without any marker saying so."""
 
@@ -116,6 +118,10 @@ class Layout(Protocol):
         """
         ...
 
+    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
+        """Those of a checkpoint's files that say "complete" to its framework, in the order to make them visible in."""
+        ...
+
     def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
         """Files next to the checkpoint that point its framework's resume code at it, by name."""
         ...
@@ -147,10 +153,3 @@ def below(candidate: Candidate, folder: str) -> Candidate:
         return candidate.read(prefix + path, offset, size)
 
     return Candidate(folder.rsplit("/", 1)[-1], False, nested, read, candidate.ranks)
-
-
-def newest_first(listing: Listing, paths: tuple[str, ...]) -> tuple[str, ...]:
-    """``paths`` that are listed, the youngest first."""
-    return tuple(
-        sorted((path for path in paths if path in listing), key=lambda path: -listing[path].mtime_ns)
-    )

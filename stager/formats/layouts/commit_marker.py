@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from stager.errors import FormatError
 from stager.formats.commits import COMMIT_MARKER_NAME, decode_marker
@@ -42,9 +42,12 @@ class CommitMarked:
             step=commit.step if commit.step is not None else step_in(candidate.name),
             files=files,
             settle_s=0.0,
-            markers=(COMMIT_MARKER_NAME,),
+            markers=self.markers(files),
             commit=commit,
         )
+
+    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
+        return (COMMIT_MARKER_NAME,) if COMMIT_MARKER_NAME in paths else ()
 
     def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
         return {}

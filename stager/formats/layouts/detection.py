@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from stager.errors import ConfigError
@@ -55,6 +55,12 @@ def judge(candidate: Candidate, *, layout: str = AUTO) -> Verdict:
         markers=(*verdict.markers, *committed.markers),
         ranks=verdict.ranks,
     )
+
+
+def markers_of(layout: str, paths: Collection[str]) -> tuple[str, ...]:
+    """Files of a checkpoint to write last, in order, by the layout's name in a manifest; an unknown one has only ours."""
+    adapter = LAYOUTS.get(layout, _COMMIT)
+    return tuple(dict.fromkeys((*adapter.markers(paths), *_COMMIT.markers(paths))))
 
 
 def _first(candidate: Candidate, layout: str) -> Verdict:

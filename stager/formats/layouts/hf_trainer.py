@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from stager.errors import FormatError
 from stager.formats.layouts.api import (
@@ -19,7 +19,6 @@ from stager.formats.layouts.api import (
     Candidate,
     Complete,
     Corrupt,
-    Listing,
     NotMine,
     Verdict,
     Writing,
@@ -79,9 +78,14 @@ class HuggingFaceTrainer:
             step=step,
             files=tuple(sorted(path for path in listing if not is_unfinished_file(path))),
             settle_s=SETTLE_MARKED_S if sound else SETTLE_RANKS_S,
-            markers=_markers(listing),
+            markers=self.markers(listing),
             ranks=ranks,
         )
+
+    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
+        # Nested DCP markers first, then the state that resume code reads.
+        nested = sorted(path for path in paths if path.endswith(f"/{DCP_MARKER}"))
+        return (*nested, *(path for path in (_STATE,) if path in paths))
 
     def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
         return {}
@@ -187,9 +191,3 @@ def _count_ranks(candidate: Candidate) -> int | None:
     if missing:
         raise Unfinished(f"no `rng_state_{min(missing)}.pth` yet")
     return max(numbered) + 1
-
-
-def _markers(listing: Listing) -> tuple[str, ...]:
-    """Nested DCP markers first, then the state that resume code reads."""
-    nested = sorted(path for path in listing if path.endswith(f"/{DCP_MARKER}"))
-    return (*nested, _STATE)

@@ -9,12 +9,12 @@ files it does not name are left over from another world size. Without collective
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from stager.errors import FormatError
 from stager.formats.layouts.api import (
-    SETTLE_MARKED_S,
     SETTLE_RANKS_S,
+    SETTLE_SOUND_S,
     Candidate,
     Complete,
     Corrupt,
@@ -51,6 +51,10 @@ class TorchDcp:
             return Writing(f"no `{MARKER}` yet")
         return NotMine()
 
+    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
+        ranks = sorted((int(match[1]), path) for path in paths if (match := _RANK_MARKER.fullmatch(path)))
+        return (MARKER,) if MARKER in paths else tuple(path for _, path in ranks)
+
     def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
         return {}
 
@@ -64,8 +68,8 @@ class TorchDcp:
             layout=self.name,
             step=step_in(candidate.name),
             files=files,
-            settle_s=SETTLE_MARKED_S,
-            markers=(MARKER,),
+            settle_s=SETTLE_SOUND_S,
+            markers=self.markers(files),
             ranks=len(written) or None,
         )
 
@@ -81,12 +85,12 @@ class TorchDcp:
                 return problem
             needed |= named
         markers = tuple(ranks[rank] for rank in range(expected))
-        stale = set(ranks.values()) - set(markers)
+        files = _without_leftovers(candidate.listing, needed, shards, set(ranks.values()) - set(markers))
         return Complete(
             layout=self.name,
             step=step_in(candidate.name),
-            files=_without_leftovers(candidate.listing, needed, shards, stale),
-            settle_s=SETTLE_MARKED_S if candidate.ranks else SETTLE_RANKS_S,
+            files=files,
+            settle_s=SETTLE_SOUND_S if candidate.ranks else SETTLE_RANKS_S,
             markers=markers,
             ranks=expected,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from stager.errors import FormatError
 from stager.formats.layouts.api import (
@@ -39,6 +39,9 @@ class TorchFile:
             return Corrupt(error.message)
         settle_s = SETTLE_MARKED_S if checked else SETTLE_RANKS_S
         return Complete(self.name, step_in(match[1]), (candidate.name,), settle_s)
+
+    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
+        return ()
 
     def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
         return {}
