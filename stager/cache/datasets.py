@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stager.cache.layout import CacheLayout, dataset_id
+from stager.cache.layout import CacheLayout, ShardKey, dataset_id
 from stager.disk import Disk
 from stager.errors import FormatError
 from stager.formats.manifest import (
@@ -29,7 +29,8 @@ class CachedDataset:
         manifest: As the bucket had it.
         fingerprint: The manifest's; computed once, because it hashes every entry.
         by_name: Shards by name.
-        places: Index of each shard in the manifest, by name.
+        places: Index of each shard in the manifest, by key.
+        keys: Of the shards, in the manifest's order.
     """
 
     id: str
@@ -37,19 +38,23 @@ class CachedDataset:
     manifest: DatasetManifest
     fingerprint: str
     by_name: Mapping[str, ShardEntry]
-    places: Mapping[str, int]
+    places: Mapping[ShardKey, int]
+    keys: tuple[ShardKey, ...]
 
 
 def make_dataset(source: str, manifest: DatasetManifest) -> CachedDataset:
     """A dataset with what is derived from its manifest; takes a while for a large one."""
     fingerprint = manifest.fingerprint
+    identity = dataset_id(source, fingerprint)
+    keys = tuple(ShardKey(identity, shard.name) for shard in manifest.shards)
     return CachedDataset(
-        dataset_id(source, fingerprint),
+        identity,
         source,
         manifest,
         fingerprint,
         {shard.name: shard for shard in manifest.shards},
-        {shard.name: place for place, shard in enumerate(manifest.shards)},
+        {key: place for place, key in enumerate(keys)},
+        keys,
     )
 
 

@@ -93,9 +93,7 @@ def _drop_superseded(disk: Disk, layout: CacheLayout, found: Survey) -> None:
 
 def _look_at_staging(disk: Disk, layout: CacheLayout, found: Survey) -> None:
     expected = {
-        posixpath.basename(layout.staged(key)): key
-        for dataset in found.datasets
-        for key in (ShardKey(dataset.id, name) for name in dataset.by_name)
+        posixpath.basename(layout.staged(key)): key for dataset in found.datasets for key in dataset.keys
     }
     names = set(disk.list_names(layout.staging))
     for name in names:

@@ -37,7 +37,10 @@ class EpochSchedule:
         window = self._first_window.get(shard)
         if window is None:
             return None
-        windows = [window, *self._more_windows.get(shard, ())]
+        # Asked for everything that is here whenever something must go: the usual case is kept short.
+        if shard not in self._more_windows:
+            return max(window.first, position) if window.end > position else None
+        windows = [window, *self._more_windows[shard]]
         return min((max(found.first, position) for found in windows if found.end > position), default=None)
 
     def upcoming(self, position: int) -> Iterator[tuple[int, int]]:

@@ -267,6 +267,7 @@ class StagingService:
 
     async def _step(self, group: asyncio.TaskGroup) -> None:
         """Decide at one instant, then act: count what is decided at once, move files afterwards."""
+        await self._schedules.prepare(list(self._readers.values()), self._cache.tools.offload)
         now = asyncio.get_running_loop().time()
         self._moved = False
         self._drop_idle_readers(now)
@@ -319,9 +320,9 @@ class StagingService:
         for source in self._configured:
             dataset = self._sources.current.get(source)
             if dataset is not None and dataset.id not in read:
-                for shard in dataset.manifest.shards:
-                    # Last of all that has a use, before what has none.
-                    yield EVENTUALLY, ShardKey(dataset.id, shard.name), shard.size
+                # Last of all that has a use, before what has none.
+                for key, shard in zip(dataset.keys, dataset.manifest.shards, strict=True):
+                    yield EVENTUALLY, key, shard.size
 
     def _refuse(self, key: ShardKey) -> None:
         """Tell those who wait for a shard that there is no room, and that none will come by itself."""

@@ -53,8 +53,11 @@ def make_service(
     sources: tuple[str, ...] = ("mem://dataset",),
     seed: int = 0,
     offload: Offload | None = None,
+    memory_bytes: int = 1 << 20,
 ) -> tuple[StagingService, ShardCache]:
-    tools = Tools(disk, offload or InlineOffload(), memory=ByteBudget(1 << 20), random=random.Random(seed))
+    tools = Tools(
+        disk, offload or InlineOffload(), memory=ByteBudget(memory_bytes), random=random.Random(seed)
+    )
     cache = ShardCache(root, capacity_bytes, tools)
 
     async def open_store(_: str) -> ObjectStore:
