@@ -17,12 +17,13 @@ from stager.errors import StagerError
 P = ParamSpec("P")
 
 INTERRUPTED = 130
+PIPE_WIDTH = 160
 ISSUES = "please report it with what is printed above"
 
 
 def console() -> Console:
-    """For people, on standard output. Honours NO_COLOR."""
-    return Console(highlight=False, soft_wrap=True)
+    """For people, on standard output. Honours NO_COLOR; into a pipe or file lines are wider than a terminal's."""
+    return Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def talk() -> Console:

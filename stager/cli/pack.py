@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from stager.cli.output import command, console, print_json, talk
-from stager.cli.stores import ConfigForStore, store_settings
 
 if TYPE_CHECKING:
     from stager.pack.findings import Findings
     from stager.pack.opening import DestinationOpener
     from stager.pack.run import PackSummary
     from stager.pack.survey import PackInput, Survey
+    from stager.store.s3_settings import S3Settings
 
 WORKERS_MAX = 256
 FIELDS_SHOWN = 12
@@ -64,7 +64,9 @@ def pack(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Look at everything, say what would be done, write nothing.")
     ] = False,
-    config: ConfigForStore = None,
+    config: Annotated[
+        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> int:
     """Pack small files into WebDataset shards, reproducibly; killed, it goes on where it was."""
@@ -84,7 +86,7 @@ def pack(
     url = parse_url(destination, base=os.getcwd())
     local = url.bucket if url.scheme == "file" else None
     given = take_input(sources, local, name=name, limits=limits, policies=policies, seed=seed)
-    opener = DestinationOpener(url, store_settings(config) if local is None else None)
+    opener = DestinationOpener(url, _settings(config) if local is None else None)
     shown = local or str(url)
     width = workers or min(4, os.cpu_count() or 1)
     if dry_run:
@@ -96,6 +98,13 @@ def pack(
         raise
     _tell(done, shown, as_json=as_json)
     return 3 if done.summary.skipped else 0
+
+
+def _settings(config: str) -> S3Settings:
+    from stager.config import load_store_section
+    from stager.sidecar.stores import s3_settings
+
+    return s3_settings(load_store_section(config or None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from stager.client.api import Client
 from stager.client.sockets import find_socket
 from stager.disk import LocalDisk
-from stager.errors import StagerError, UsageError
+from stager.errors import NotFound, StagerError, UsageError
 from stager.formats.commits import COMMIT_MARKER_NAME, CommitMarker, decode_marker, encode_marker
 from stager.formats.order import check_whole_number
 from stager.logs import event
@@ -93,9 +93,11 @@ def _ping(directory: str, socket: str | None) -> None:
     try:
         Client(socket).seal(directory, deadline_s=PING_S)
     except StagerError as error:
+        # A directory that the daemon does not watch is no mishap: whoever saves there knows it.
+        level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
         event(
             _LOGGER,
-            logging.WARNING,
+            level,
             "commit.ping_failed",
             directory=directory,
             socket=socket,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -57,13 +58,16 @@ class OpenShard:
         self.close()
 
 
-def open_shard(path: str, *, size: int | None = None, samples: int | None = None) -> OpenShard:
+def open_shard(
+    path: str, *, size: int | None = None, samples: int | None = None, mapped: bool | None = None
+) -> OpenShard:
     """Open and index a shard.
 
     Args:
         path: The file.
         size: Bytes that it must have, or None.
         samples: Samples that it must have, or None.
+        mapped: Whether to map it into memory; None decides by its file system.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -76,14 +80,14 @@ def open_shard(path: str, *, size: int | None = None, samples: int | None = None
         raise
     except OSError as error:
         raise StagerError(f"cannot open shard `{path}`: {error.strerror}", subject=path) from error
-    mapped: mmap.mmap | None = None
+    mapping: mmap.mmap | None = None
     try:
         found = os.fstat(descriptor).st_size
         if size is not None and found != size:
             raise _not_as_said(path, f"{found} bytes", size)
-        if found and may_map(path):
-            mapped = mmap.mmap(descriptor, found, access=mmap.ACCESS_READ)
-            with memoryview(mapped) as view:
+        if found and (may_map(path) if mapped is None else mapped):
+            mapping = mmap.mmap(descriptor, found, access=mmap.ACCESS_READ)
+            with memoryview(mapping) as view:
                 index = index_shard(view, of=path)
         else:
             # Indexing reads the headers only, but a network file system brings the blocks between them anyway.
@@ -91,17 +95,19 @@ def open_shard(path: str, *, size: int | None = None, samples: int | None = None
         if samples is not None and len(index) != samples:
             raise _not_as_said(path, f"{len(index)} samples", samples)
     except BaseException as error:
-        if mapped is not None:
-            mapped.close()
+        if mapping is not None:
+            # The frames of the error may still hold views of it; then it is freed with them.
+            with suppress(BufferError):
+                mapping.close()
         os.close(descriptor)
         if isinstance(error, OSError):
             raise StagerError(f"cannot read shard `{path}`: {error.strerror}", subject=path) from error
         raise
-    if mapped is not None:
+    if mapping is not None:
         # The mapping holds the file by itself; one descriptor less for each open shard.
         os.close(descriptor)
         descriptor = -1
-    return OpenShard(path, found, index, mapped, descriptor)
+    return OpenShard(path, found, index, mapping, descriptor)
 
 
 def _not_as_said(path: str, found: str, said: int) -> FormatError:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from struct import Struct
 from typing import NamedTuple
 
@@ -115,11 +115,12 @@ def list_members(buffer: Buffer, *, of: str) -> Listing:
     Raises:
         FormatError: Not a tar, damaged, cut short, sparse, or hostile; names archive and offset.
     """
-    reader = _Reader(buffer, of)
-    return reader.read()
+    return MemberReader(buffer, of).read()
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
+    """The parts of a header block that matter, as they stand in it."""
+
     name: bytes
     size: bytes
     checksum: bytes
@@ -128,12 +129,16 @@ class _Header(NamedTuple):
     prefix: bytes
 
 
-class _Reader:
-    """The state of one pass: the offset, and what PAX or GNU extensions said of the next member."""
+class MemberReader:
+    """The state of one pass: the offset, and what PAX or GNU extensions said of the next member.
 
-    def __init__(self, buffer: Buffer, of: str) -> None:
+    ``buffer`` holds the archive from its byte ``base`` on. All offsets are the archive's.
+    """
+
+    def __init__(self, buffer: Buffer, of: str, *, length: int | None = None) -> None:
         self.buffer = memoryview(buffer)
-        self.length = len(self.buffer)
+        self.base = 0
+        self.length = len(self.buffer) if length is None else length
         self.of = of
         self.offset = 0
         self.members: list[Member] = []
@@ -156,11 +161,30 @@ class _Reader:
             offset = self.offset
             if offset + BLOCK_BYTES > self.length:
                 raise self._damaged("it ends without the blocks that end a tar: it was cut short")
-            header = _Header._make(_HEADER.unpack_from(self.buffer, offset))
-            if header.checksum == bytes(8) and self.buffer[offset : offset + BLOCK_BYTES] == _ZERO_BLOCK:
+            header = self.header()
+            if header is None:
                 return self._finish()
-            self._check(header)
-            self._member(header)
+            self.take(header)
+
+    def header(self) -> Header | None:
+        """The header where the pass stands, or None if the archive ends here."""
+        place = self.offset - self.base
+        header = Header._make(_HEADER.unpack_from(self.buffer, place))
+        if header.checksum == bytes(8) and self.buffer[place : place + BLOCK_BYTES] == _ZERO_BLOCK:
+            return None
+        self._check(header)
+        return header
+
+    def follows(self, header: Header) -> int:
+        """How many bytes after the header are needed to take it: those of an extension, else none."""
+        return padded(self._extension_size(header)) if header.kind in _EXTENSIONS else 0
+
+    def ended(self) -> Listing:
+        """What was listed; the pass stands at the end of the archive."""
+        if self.records:
+            raise self._damaged("an extension header is followed by no member")
+        end = min(self.offset + len(END_OF_ARCHIVE), self.length)
+        return Listing(self.members, dict(self.skipped), end)
 
     def _read_plain(self) -> None:
         """Take members for as long as they are whole, regular and without extensions: nearly all of a shard.
@@ -205,23 +229,21 @@ class _Reader:
         self.offset = offset
 
     def _finish(self) -> Listing:
-        if self.records:
-            raise self._damaged("an extension header is followed by no member")
-        end = min(self.offset + len(END_OF_ARCHIVE), self.length)
+        listing = self.ended()
         rest = self.buffer[self.offset :]
-        trailing = any(
-            bytes(rest[start : start + (1 << 20)]).strip(b"\0") for start in range(0, len(rest), 1 << 20)
-        )
+        step = 1 << 20
+        trailing = any(bytes(rest[start : start + step]).strip(b"\0") for start in range(0, len(rest), step))
         rest.release()
-        return Listing(self.members, dict(self.skipped), end, trailing)
+        return replace(listing, trailing=trailing)
 
-    def _member(self, header: _Header) -> None:
-        size = self._number(header.size, "size")
+    def take(self, header: Header) -> None:
+        """Take a member or an extension, and go on behind it."""
         kind = header.kind
         data = self.offset + BLOCK_BYTES
         if kind in _EXTENSIONS:
-            self._extension(kind, data, size)
+            self._extension(kind, data, self._extension_size(header))
             return
+        size = self._number(header.size, "size")
         if kind == b"S" or (self.records and any(name.startswith("GNU.sparse") for name in self.records)):
             raise self._damaged("it has a sparse member", hint="pack the file again without --sparse")
         stated = self.records.get("size") or self.global_records.get("size")
@@ -244,11 +266,15 @@ class _Reader:
         self.first_header = None
         self.offset = data + padded(size)
 
-    def _extension(self, kind: bytes, data: int, size: int) -> None:
+    def _extension_size(self, header: Header) -> int:
+        size = self._number(header.size, "size")
         if size > EXTENSION_BYTES_MAX:
             raise self._damaged(f"an extension header claims {size} bytes")
+        return size
+
+    def _extension(self, kind: bytes, data: int, size: int) -> None:
         self._need(data, size)
-        body = bytes(self.buffer[data : data + size])
+        body = bytes(self.buffer[data - self.base : data - self.base + size])
         if kind == b"g":
             self.global_records.update(self._pax(body))
         else:
@@ -260,7 +286,7 @@ class _Reader:
                 self.records["path"] = self._text(body.rstrip(b"\0"))
         self.offset = data + padded(size)
 
-    def _name(self, header: _Header) -> str:
+    def _name(self, header: Header) -> str:
         path = self.records.get("path")
         if path is None:
             raw = header.name.split(b"\0", 1)[0]
@@ -272,14 +298,14 @@ class _Reader:
             raise self._damaged("a member has no name")
         return path
 
-    def _check(self, header: _Header) -> None:
+    def _check(self, header: Header) -> None:
         stated = self._number(header.checksum, "checksum")
-        start = self.offset
+        start = self.offset - self.base
         view = self.buffer[start : start + BLOCK_BYTES]
         # Adler's low half is one more than the sum of up to 256 bytes: 40 times as fast as `sum`.
         total = (zlib.adler32(view[:256]) & 0xFFFF) + (zlib.adler32(view[256:]) & 0xFFFF) - 2
         if total - sum(header.checksum) + 8 * 32 != stated:
-            what = "this is not a tar" if start == 0 else "a header is damaged"
+            what = "this is not a tar" if self.offset == 0 else "a header is damaged"
             raise self._damaged(f"{what}: the header's checksum is wrong")
 
     def _need(self, data: int, size: int) -> None:

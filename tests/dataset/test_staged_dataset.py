@@ -136,6 +136,14 @@ def test_workers_do_not_change_the_stream(shards: Path, workers: int) -> None:
         assert len(unchanged) == len(expected[0])
 
 
+def test_loaders_of_different_sizes_agree_within_themselves(shards: Path) -> None:
+    """Plain DataLoaders that take turns over one dataset each see whole epochs, whatever the others did."""
+    dataset = StagedDataset(shards, batch_size=4)
+    loaders = [DataLoader(dataset, num_workers=workers) for workers in (1, 2, 3, 2, 1)]
+    for loader in loaders * 2:
+        assert sorted(key for batch in keys(iter(loader)) for key in batch) == sorted(map(key_of, range(29)))
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_persistent_workers_follow_the_trainer(shards: Path, context: str) -> None:
     """Workers that live on hear of set_epoch and of a loaded state, however they were started."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +21,7 @@ from botocore.session import Session
 from s3_server import S3Endpoint
 from stager import StagedDataset, StagedLoader
 from stager.client import Client
+from stager.client.private import private_files, release_private_daemons
 from tests.dataset.shards import write_with_manifest
 from tests.servers.choice import BUCKET
 
@@ -96,3 +99,27 @@ def test_an_epoch_from_a_bucket_with_the_daemon_killed_in_it(
                     source, batch_size=8, window=2, seed=1, socket=str(tmp_path / "socket")
                 )
             ] == expected
+
+
+def test_a_private_daemon_needs_no_set_up(
+    source: str, seaweedfs: S3Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cache=DIRECTORY and the SDK's own variables are enough to read a bucket."""
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("STAGER_SOCKET", raising=False)
+    short = tempfile.mkdtemp(prefix="s-")
+    monkeypatch.setattr(tempfile, "tempdir", short)
+    try:
+        dataset = StagedDataset(source, cache=tmp_path / "cache", cache_bytes="1GB", wait_timeout_s=60)
+        assert sorted(sample["cls"] for sample in dataset) == list(range(96))
+        client = Client(private_files(str(tmp_path / "cache")).socket)
+        assert client.live()
+        release_private_daemons()
+        end = time.monotonic() + 60
+        while client.live():
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    finally:
+        release_private_daemons()
+        shutil.rmtree(short)
