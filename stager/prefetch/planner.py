@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 Key = TypeVar("Key")
 
@@ -18,12 +18,14 @@ EVENTUALLY = 1e300
 _NOW = -1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Here:
+class Held(Protocol):
     """A shard that is here: its bytes, and when it was last used."""
 
-    size: int
-    last_used_s: float = 0.0
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def last_used_s(self) -> float: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Snapshot(Generic[Key]):
     """
 
     capacity_bytes: int
-    here: Mapping[Key, Here]
+    here: Mapping[Key, Held]
     coming: Mapping[Key, int]
     partial: Mapping[Key, int]
     kept: Collection[Key]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from operator import itemgetter
-from typing import TypeVar
 
 from stager.cache.datasets import CachedDataset
 from stager.cache.layout import ShardKey
@@ -19,11 +18,8 @@ from stager.prefetch.planner import NEVER
 from stager.prefetch.schedule import EpochSchedule
 
 EPOCHS_AHEAD = 2
-ORDERS_KEPT = 8
-SCHEDULES_KEPT = 128
 
-K = TypeVar("K")
-V = TypeVar("V")
+_ScheduleKey = tuple[str, OrderPlan, tuple[int, ...]]
 # Samples from the reader's place to an epoch's start, the place from which it is read, and its schedule.
 _Stretch = tuple[int, int, EpochSchedule]
 
@@ -39,60 +35,74 @@ class Reader:
     lanes: range
     announced_s: float
 
-    def reads_as(self, other: Reader) -> bool:
-        """Whether only place or epoch differ."""
-        return (
-            self.dataset.id == other.dataset.id
-            and self.lanes == other.lanes
-            and self.plan.at_epoch(0) == other.plan.at_epoch(0)
-        )
+    @property
+    def shares(self) -> tuple[str, OrderPlan, range]:
+        """What readers have alike that need one cache between them: all but place and epoch."""
+        return self.dataset.id, self.plan.at_epoch(0), self.lanes
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """What readers of one order in one epoch read together, from the place of the one that is farthest behind."""
+
+    dataset: CachedDataset
+    plan: OrderPlan
+    position: int
+    lanes: tuple[int, ...]
+
+    def keys_ahead(self) -> list[_ScheduleKey]:
+        """The schedules that are looked into: of this epoch and the next."""
+        return [
+            (self.dataset.id, self.plan.at_epoch(epoch), self.lanes)
+            for epoch in range(self.plan.epoch, self.plan.epoch + EPOCHS_AHEAD)
+        ]
 
 
 class Schedules:
-    """Computes schedules, and keeps the last few: an announcement usually moves only the position."""
+    """What readers need next. Keeps the schedules of the present readers: an announcement usually moves only the place."""
 
     def __init__(self) -> None:
         self._orders: dict[tuple[str, OrderPlan], EpochOrder] = {}
-        self._schedules: dict[tuple[str, OrderPlan, range], EpochSchedule] = {}
-        self._needed: dict[tuple[str, OrderPlan, range], int] = {}
+        self._schedules: dict[_ScheduleKey, EpochSchedule] = {}
 
     async def prepare(self, readers: Sequence[Reader], offload: Offload) -> None:
-        """Compute what `upcoming` and `next_use` will look into, off the loop: a large dataset takes a second."""
-        for reader in readers:
-            for plan in _plans_ahead(reader):
-                key = reader.dataset.id, plan, reader.lanes
+        """Compute what `upcoming` and `next_use` will look into, off the loop, and forget all else.
+
+        A large dataset takes a second.
+        """
+        needed: set[_ScheduleKey] = set()
+        for reading in _gathered(readers):
+            for key in reading.keys_ahead():
+                needed.add(key)
                 if key not in self._schedules:
                     order = self._orders.get(key[:2])
                     if order is None:
-                        order = await offload.run("hash", _make_order, reader.dataset, plan)
-                    _keep(self._orders, key[:2], order, ORDERS_KEPT)
-                    found = await offload.run("hash", EpochSchedule, order, reader.lanes)
-                    _keep(self._schedules, key, found, SCHEDULES_KEPT)
+                        order = await offload.run("hash", _make_order, reading.dataset, key[1])
+                        self._orders[key[:2]] = order
+                    self._schedules[key] = await offload.run("hash", EpochSchedule, order, key[2])
+        for key in self._schedules.keys() - needed:
+            del self._schedules[key]
+        for short in self._orders.keys() - {key[:2] for key in needed}:
+            del self._orders[short]
 
-    def bytes_needed(self, readers: Sequence[Reader]) -> int:
-        """The cache with which all readers together fetch no shard twice in an epoch, in bytes."""
-        # Another epoch's order needs about as much; two readers of the same lanes need no more than one.
-        distinct = {(reader.dataset.id, reader.plan.at_epoch(0), reader.lanes): reader for reader in readers}
-        for key, reader in distinct.items():
-            if key not in self._needed:
-                sizes = [shard.size for shard in reader.dataset.manifest.shards]
-                needed = self._of(reader, reader.plan).bytes_needed(sizes)
-                _keep(self._needed, key, needed, SCHEDULES_KEPT)
-        return sum(self._needed.get(key, 0) for key in distinct)
+    def bytes_needed(self, reader: Reader) -> int:
+        """The cache with which a reader fetches no shard twice in an epoch, in bytes."""
+        schedule = EpochSchedule(self._order(reader.dataset, reader.plan), reader.lanes)
+        return schedule.bytes_needed([shard.size for shard in reader.dataset.manifest.shards])
 
     def upcoming(self, readers: Sequence[Reader]) -> Iterator[tuple[float, ShardKey, int]]:
         """``(samples until its use, shard, bytes)`` over all readers, nearest first.
 
         Readers are taken to advance alike.
         """
-        return merge(*(self._upcoming(reader) for reader in readers), key=itemgetter(0))
+        return merge(*(self._upcoming(reading) for reading in _gathered(readers)), key=itemgetter(0))
 
     def next_use(self, readers: Sequence[Reader]) -> Callable[[ShardKey], float]:
         """A function that tells in how many samples a shard is used next by any of ``readers``."""
         by_dataset: dict[str, tuple[Mapping[ShardKey, int], list[list[_Stretch]]]] = {}
-        for reader in readers:
-            _, stretches = by_dataset.setdefault(reader.dataset.id, (reader.dataset.places, []))
-            stretches.append(list(self._stretches(reader)))
+        for reading in _gathered(readers):
+            _, stretches = by_dataset.setdefault(reading.dataset.id, (reading.dataset.places, []))
+            stretches.append(list(self._stretches(reading)))
 
         def distance(key: ShardKey) -> float:
             places, readings = by_dataset.get(key.dataset, ({}, []))
@@ -110,46 +120,48 @@ class Schedules:
 
         return distance
 
-    def _upcoming(self, reader: Reader) -> Iterator[tuple[float, ShardKey, int]]:
-        shards, keys = reader.dataset.manifest.shards, reader.dataset.keys
-        for ahead, position, schedule in self._stretches(reader):
+    def _upcoming(self, reading: _Reading) -> Iterator[tuple[float, ShardKey, int]]:
+        shards, keys = reading.dataset.manifest.shards, reading.dataset.keys
+        for ahead, position, schedule in self._stretches(reading):
             for use, place in schedule.upcoming(position):
                 yield ahead + use, keys[place], shards[place].size
 
-    def _stretches(self, reader: Reader) -> Iterator[_Stretch]:
-        ahead, position = -reader.position, reader.position
-        for plan in _plans_ahead(reader):
-            schedule = self._of(reader, plan)
+    def _stretches(self, reading: _Reading) -> Iterator[_Stretch]:
+        ahead, position = -reading.position, reading.position
+        for key in reading.keys_ahead():
+            schedule = self._schedules.get(key)
+            if schedule is None:
+                schedule = EpochSchedule(self._order(reading.dataset, key[1]), key[2])
+                self._schedules[key] = schedule
             yield ahead, position, schedule
             ahead += schedule.samples
             position = 0
 
-    def _of(self, reader: Reader, plan: OrderPlan) -> EpochSchedule:
-        key = reader.dataset.id, plan, reader.lanes
-        found = self._schedules.get(key)
+    def _order(self, dataset: CachedDataset, plan: OrderPlan) -> EpochOrder:
+        found = self._orders.get((dataset.id, plan))
         if found is None:
-            order = self._orders.get(key[:2]) or _make_order(reader.dataset, plan)
-            _keep(self._orders, key[:2], order, ORDERS_KEPT)
-            found = EpochSchedule(order, reader.lanes)
-        _keep(self._schedules, key, found, SCHEDULES_KEPT)
+            found = self._orders[dataset.id, plan] = _make_order(dataset, plan)
         return found
 
 
-def _plans_ahead(reader: Reader) -> list[OrderPlan]:
-    epoch = reader.plan.epoch
-    return [reader.plan.at_epoch(number) for number in range(epoch, epoch + EPOCHS_AHEAD)]
+def _gathered(readers: Sequence[Reader]) -> list[_Reading]:
+    """Readers by what they read: the ranks of a job become one reading, of all their lanes."""
+    groups: dict[tuple[str, OrderPlan], list[Reader]] = {}
+    for reader in readers:
+        groups.setdefault((reader.dataset.id, reader.plan), []).append(reader)
+    return [
+        _Reading(
+            group[0].dataset,
+            plan,
+            min(reader.position for reader in group),
+            tuple(sorted({lane for reader in group for lane in reader.lanes})),
+        )
+        for (_, plan), group in groups.items()
+    ]
 
 
 def _make_order(dataset: CachedDataset, plan: OrderPlan) -> EpochOrder:
     return EpochOrder(plan, [shard.samples for shard in dataset.manifest.shards])
-
-
-def _keep(kept: dict[K, V], key: K, value: V, most: int) -> None:
-    """Put ``key`` last, and let go of what was put there longest ago."""
-    kept.pop(key, None)
-    kept[key] = value
-    while len(kept) > most:
-        kept.pop(next(iter(kept)))
 
 
 def checked_reader(request: AnnounceRequest, dataset: CachedDataset, *, now_s: float) -> Reader:

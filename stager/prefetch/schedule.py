@@ -16,7 +16,7 @@ from stager.formats.order import EpochOrder, LaneWindow, ShardUse, peak_live_byt
 class EpochSchedule:
     """One epoch of some lanes."""
 
-    def __init__(self, order: EpochOrder, lanes: range) -> None:
+    def __init__(self, order: EpochOrder, lanes: Sequence[int]) -> None:
         self.samples = order.samples
         self._order = order
         self._lanes = lanes

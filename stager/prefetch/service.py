@@ -14,6 +14,7 @@ from stager.cache.datasets import CachedDataset
 from stager.cache.layout import ShardKey
 from stager.cache.shards import ShardCache
 from stager.errors import DeadlineExceeded, IntegrityError, NotFound, OutOfSpace, StagerError
+from stager.formats.order import OrderPlan
 from stager.formats.wire import (
     AnnounceReply,
     AnnounceRequest,
@@ -23,7 +24,7 @@ from stager.formats.wire import (
     WantRequest,
 )
 from stager.logs import event
-from stager.prefetch.planner import EVENTUALLY, Fetch, Here, Plan, Snapshot, plan
+from stager.prefetch.planner import EVENTUALLY, Fetch, Plan, Snapshot, plan
 from stager.prefetch.readers import Reader, Schedules, checked_reader
 from stager.prefetch.sources import OpenStore, Sources
 from stager.prefetch.status import describe
@@ -74,7 +75,7 @@ class StagingService:
         self._options = options
         self._schedules = Schedules()
         self._readers: dict[str, Reader] = {}
-        self._needed: dict[str, int] = {}
+        self._needed: dict[tuple[str, OrderPlan, range], int] = {}
         self._waiters = Waiters()
         self._failures = Failures(cache.tools.random)
         self._arrived: dict[ShardKey, int] = {}
@@ -153,14 +154,13 @@ class StagingService:
         reader = checked_reader(request, dataset, now_s=asyncio.get_running_loop().time())
         before = self._readers.get(reader.name)
         self._readers[reader.name] = reader
-        if before is not None and reader.reads_as(before):
+        if before is not None and before.shares == reader.shares:
             # A step forward frees and needs little: several are gathered before anything is planned anew.
             self._moved = self._moved or (before.position, before.plan) != (reader.position, reader.plan)
         else:
-            self._needed[dataset.id] = self._schedules.bytes_needed(self._readers_of(dataset))
-            self._warn_if_small(reader, self._needed[dataset.id])
+            self._note_need(reader)
             self._wake.set()
-        return AnnounceReply(self._needed.get(dataset.id, 0), self._cache.capacity_bytes)
+        return AnnounceReply(self._cache_bytes_needed(dataset), self._cache.capacity_bytes)
 
     async def want(self, request: WantRequest) -> WantReply:
         """Answer when the shard is there.
@@ -194,7 +194,7 @@ class StagingService:
     def status(self) -> Mapping[str, Any]:
         """What `stager status` shows of staging."""
         return {
-            **describe(self._cache, self._sources, list(self._readers.values()), self._needed),
+            **describe(self._cache, self._sources, list(self._readers.values()), self._cache_bytes_needed),
             "problems": dict(self._problems),
             "coming": {
                 str(key): {
@@ -212,10 +212,13 @@ class StagingService:
             "degraded": bool(self._problems or self._failures.items()),
         }
 
-    def _readers_of(self, dataset: CachedDataset) -> list[Reader]:
-        return [reader for reader in self._readers.values() if reader.dataset.id == dataset.id]
-
-    def _warn_if_small(self, reader: Reader, needed: int) -> None:
+    def _note_need(self, reader: Reader) -> None:
+        """Compute what a new reader needs, and forget what readers needed that are gone."""
+        shares = {other.shares for other in self._readers.values()}
+        self._needed = {known: needed for known, needed in self._needed.items() if known in shares}
+        if reader.shares not in self._needed:
+            self._needed[reader.shares] = self._schedules.bytes_needed(reader)
+        needed = sum(self._needed.values())
         if needed > self._cache.capacity_bytes:
             event(
                 log,
@@ -226,6 +229,9 @@ class StagingService:
                 cache_bytes=self._cache.capacity_bytes,
                 hint="shards will be fetched more than once in an epoch: raise cache_bytes or lower the window",
             )
+
+    def _cache_bytes_needed(self, dataset: CachedDataset) -> int:
+        return sum(needed for shares, needed in self._needed.items() if shares[0] == dataset.id)
 
     async def _open_configured(self, source: str) -> None:
         """Open a dataset of the configuration, however long it takes; what fails is shown."""
@@ -298,7 +304,7 @@ class StagingService:
         return plan(
             Snapshot(
                 capacity_bytes=cache.bound_bytes() - sum(cache.quarantined.values()),
-                here={key: Here(shard.size, shard.last_used_s) for key, shard in cache.shards.items()},
+                here=cache.shards,
                 coming=cache.coming,
                 partial=cache.partial,
                 kept=self._waiters.handed_over(now),

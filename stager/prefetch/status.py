@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from stager.cache.datasets import CachedDataset
 from stager.cache.shards import ShardCache
 from stager.prefetch.readers import Reader
 from stager.prefetch.sources import Sources
 
 
 def describe(
-    cache: ShardCache, sources: Sources, readers: Sequence[Reader], needed: Mapping[str, int]
+    cache: ShardCache,
+    sources: Sources,
+    readers: Sequence[Reader],
+    bytes_needed: Callable[[CachedDataset], int],
 ) -> Mapping[str, Any]:
-    """The sections ``cache``, ``datasets`` and ``readers``; ``needed`` is the cache that each dataset's readers need."""
+    """The sections ``cache``, ``datasets`` and ``readers``; ``bytes_needed`` is the cache that a dataset's readers need."""
     shards_here: Counter[str] = Counter()
     bytes_here: Counter[str] = Counter()
     for key, shard in cache.shards.items():
@@ -40,7 +44,7 @@ def describe(
                 "bytes": dataset.manifest.size,
                 "shards_here": shards_here[dataset.id],
                 "bytes_here": bytes_here[dataset.id],
-                "cache_bytes_needed": needed.get(dataset.id, 0),
+                "cache_bytes_needed": bytes_needed(dataset),
                 "changes": sources.changes.get(source, 0),
             }
             for source, dataset in sources.current.items()

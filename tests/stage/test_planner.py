@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.prefetch.planner import NEVER, Here, Plan, Snapshot, plan
+from stager.prefetch.planner import NEVER, Plan, Snapshot, plan
 
 
 def make_plan(
@@ -41,6 +42,14 @@ def make_plan(
             wanted_slots=wanted_slots,
         )
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A shard that is here."""
+
+    size: int
+    last_used_s: float = 0.0
 
 
 SIZES = st.dictionaries(st.integers(0, 9), st.integers(1, 30), min_size=1, max_size=10)
