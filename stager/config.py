@@ -111,8 +111,9 @@ class CheckpointSection(_Section):
 
     watch: Path
     run: str = Field(min_length=1)
-    layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file"] = "auto"
+    layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file", "commit"] = "auto"
     tiers: tuple[TierSection, ...] = ()
+    keep_local: int | None = Field(default=None, ge=1)
     rescan_s: float = Field(default=5.0, gt=0, le=3600)
 
     @model_validator(mode="after")

@@ -51,6 +51,7 @@ def _make_service(
         clock,
         publish=PublishOptions(node.node_index, node.node_count, commits=commits),
         keep=KeepRule(section.keep.last, section.keep.every_steps),
+        keep_local=section.keep_local,
     )
 
 
