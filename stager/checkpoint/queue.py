@@ -19,6 +19,7 @@ from stager.formats.commits import CheckpointManifest
 from stager.logs import event
 from stager.store.api import ObjectStore
 from stager.transfer.tools import Tools
+from stager.transfer.upload import abort_stale_uploads
 
 log = logging.getLogger("stager.publish")
 
@@ -250,6 +251,7 @@ class PublishQueue:
     async def _finish(self, held: Held, manifest: CheckpointManifest) -> None:
         seal = held.seal
         note = Committed(seal.fingerprint, manifest.checkpoint, manifest.step, seal.sealed_ns)
+        await self._sweep(manifest.checkpoint)
         self.committed[seal.name] = note
         await self._tools.offload.run("database", self._ledger.note_committed, seal.name, note)
         await self._drop(seal)
@@ -273,6 +275,16 @@ class PublishQueue:
         await self._tools.offload.run("disk", remove_seal, self._tools.disk, self._root, seal.seal_id)
         await self._tools.offload.run("database", self._ledger.forget_files, seal.seal_id)
         self.held.pop(seal.seal_id, None)
+
+    async def _sweep(self, checkpoint: str) -> None:
+        """Uploads below a committed name that nobody goes on with: their beginning was answered to nobody."""
+        try:
+            count = await abort_stale_uploads(await self._open_store(), f"{checkpoint}/", frozenset())
+        except StagerError as error:
+            event(log, logging.DEBUG, "uploads.not_swept", checkpoint=checkpoint, reason=error.message)
+            return
+        if count:
+            event(log, logging.INFO, "uploads.swept", checkpoint=checkpoint, uploads=count)
 
     async def _retain(self) -> None:
         """Apply the run's rule. A failure is told; the next commit tries again."""

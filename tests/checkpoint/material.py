@@ -10,6 +10,7 @@ from typing import Any
 
 from stager.budget import ByteBudget
 from stager.checkpoint.hints import Hints, watching
+from stager.checkpoint.ledger import CheckpointJournal
 from stager.checkpoint.publish import PublishOptions
 from stager.checkpoint.retain import KeepRule
 from stager.checkpoint.service import CheckpointService
@@ -17,7 +18,6 @@ from stager.checkpoint.watcher import WatchOptions
 from stager.clock import Clock
 from stager.disk import Disk
 from stager.formats.commits import COMMIT_MARKER_NAME, CommitMarker, encode_marker
-from stager.journal import Journal
 from stager.offload import InlineOffload, Offload
 from stager.store.api import ObjectStore
 from stager.transfer.tools import Tools
@@ -36,7 +36,7 @@ def no_hints(folder: str, hints: Hints) -> Iterator[None]:
 def make_service(
     store: ObjectStore | Callable[[], Awaitable[ObjectStore]],
     disk: Disk,
-    journal: Journal,
+    journal: CheckpointJournal,
     clock: Clock,
     *,
     watch: str = WATCH,
