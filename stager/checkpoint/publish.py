@@ -60,7 +60,7 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class Publishing:
-    """How far a seal has come in a tier; kept over failed tries."""
+    """How far a seal has come in a tier; kept over failed tries. ``progress`` is told of bytes as they are sent."""
 
     seal: Seal
     target: str = ""
@@ -68,6 +68,7 @@ class Publishing:
     digests: dict[str, Digest] = field(default_factory=dict)
     sent_bytes: int = 0
     part_published: bool = False
+    progress: Callable[[int], None] | None = None
 
 
 class Publisher:
@@ -226,6 +227,8 @@ class Publisher:
 
         def count(size: int) -> None:
             progress.sent_bytes += size
+            if progress.progress is not None:
+                progress.progress(size)
 
         uploaded = await upload_file(
             self._store,
