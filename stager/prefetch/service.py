@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stager.backoff import backoff_s, may_pass
-from stager.budget import Priority
+from stager.backoff import backoff_s
 from stager.cache.datasets import CachedDataset
 from stager.cache.layout import ShardKey
 from stager.cache.shards import ShardCache
-from stager.errors import DeadlineExceeded, IntegrityError, NotFound, OutOfSpace, StagerError
+from stager.errors import DeadlineExceeded, NotFound, OutOfSpace, StagerError
 from stager.formats.order import OrderPlan
 from stager.formats.wire import (
     AnnounceReply,
@@ -24,12 +23,12 @@ from stager.formats.wire import (
     WantRequest,
 )
 from stager.logs import event
-from stager.prefetch.planner import EVENTUALLY, Fetch, Plan, Snapshot, plan
+from stager.prefetch.fetching import Fetcher
+from stager.prefetch.planner import EVENTUALLY, Plan, Snapshot, plan
 from stager.prefetch.readers import Reader, Schedules, checked_reader
 from stager.prefetch.sources import OpenStore, Sources
 from stager.prefetch.status import describe
 from stager.prefetch.waiting import HAND_OVER_S, Failures, Waiters
-from stager.store.api import ObjectStore
 from stager.transfer.download import DownloadOptions
 
 log = logging.getLogger("stager.prefetch")
@@ -45,15 +44,6 @@ class StagingOptions:
 
     concurrent_shards: int = 4
     download: DownloadOptions = DownloadOptions(concurrency=4)
-
-
-@dataclass(slots=True)
-class Counts:
-    """What was done since the start."""
-
-    published: int = 0
-    fetched_bytes: int = 0
-    evicted: int = 0
 
 
 class StagingService:
@@ -78,10 +68,12 @@ class StagingService:
         self._needed: dict[tuple[str, OrderPlan, range], int] = {}
         self._waiters = Waiters()
         self._failures = Failures(cache.tools.random)
-        self._arrived: dict[ShardKey, int] = {}
         self._problems: dict[str, str] = {}
-        self._counts = Counts()
+        self._evicted = 0
         self._wake = asyncio.Event()
+        self._fetcher = Fetcher(
+            cache, self._sources, self._waiters, self._failures, options.download, self._wake.set
+        )
         self._moved = False
 
     async def run(self, ready: Callable[[], None]) -> None:
@@ -199,16 +191,16 @@ class StagingService:
             "coming": {
                 str(key): {
                     "bytes": size,
-                    "arrived": self._arrived.get(key, 0),
+                    "arrived": self._fetcher.arrived.get(key, 0),
                     "wanted": key in self._waiters,
                 }
                 for key, size in self._cache.coming.items()
             },
             "failures": {str(key): failure.error.message for key, failure in self._failures.items()},
             "waiting": sorted(str(key) for key in self._waiters.keys),
-            "published": self._counts.published,
-            "fetched_bytes": self._counts.fetched_bytes,
-            "evicted": self._counts.evicted,
+            "published": self._fetcher.published,
+            "fetched_bytes": self._fetcher.fetched_bytes,
+            "evicted": self._evicted,
             "degraded": bool(self._problems or self._failures.items()),
         }
 
@@ -289,11 +281,11 @@ class StagingService:
             return
         for eviction in decided.evict:
             event(log, logging.INFO, "shard.evicted", shard=eviction.key, reason=eviction.reason)
-            self._counts.evicted += eviction.key in cache.shards
+            self._evicted += eviction.key in cache.shards
             await cache.give_up(eviction.key)
         for fetch in decided.fetch:
             cache.reserve(fetch.key, fetch.size)
-            group.create_task(self._fetch(fetch))
+            group.create_task(self._fetcher.fetch(fetch.key))
         if decided.blocked is not None and not cache.coming and not self._waiters.handed_over(now):
             self._refuse(decided.blocked)
 
@@ -361,64 +353,6 @@ class StagingService:
             if now - reader.announced_s > READER_IDLE_S:
                 event(log, logging.INFO, "reader.idle", reader=name)
                 del self._readers[name]
-
-    async def _fetch(self, fetch: Fetch[ShardKey]) -> None:
-        key = fetch.key
-
-        def note(size: int) -> None:
-            self._arrived[key] = self._arrived.get(key, 0) + size
-
-        def priority() -> Priority:
-            return Priority.DEMAND if key in self._waiters else Priority.PREFETCH
-
-        try:
-            store = await self._store_of(key)
-            got = await self._cache.fetch(
-                store, key, priority=priority, options=self._options.download, progress=note
-            )
-        except StagerError as error:
-            await self._failed(key, error)
-        except OSError as error:
-            await self._failed(key, StagerError(f"shard `{key.name}`: {error}", subject=key.name))
-        else:
-            self._failures.forget(key)
-            self._counts.published += 1
-            self._counts.fetched_bytes += got.fetched_bytes
-            event(log, logging.INFO, "shard.published", shard=key, bytes=got.size, fetched=got.fetched_bytes)
-            self._waiters.answer(key)
-        finally:
-            self._arrived.pop(key, None)
-            self._wake.set()
-
-    async def _store_of(self, key: ShardKey) -> ObjectStore:
-        try:
-            return await self._sources.store(self._cache.datasets[key.dataset].source)
-        except BaseException:
-            self._cache.release(key)
-            raise
-
-    async def _failed(self, key: ShardKey, error: StagerError) -> None:
-        """Remember a failure and when to try again; what no retry mends is told to those who wait at once."""
-        failure = self._failures.note(key, error, asyncio.get_running_loop().time())
-        dataset = self._cache.datasets[key.dataset]
-        if isinstance(error, IntegrityError | NotFound) and await self._sources.has_changed(dataset):
-            error = failure.error = type(error)(
-                f"{error.message}; `{dataset.source}` has been packed anew since it was opened",
-                subject=error.subject,
-                hint="open the dataset again: it has other content, and states of the old one do not fit it",
-            )
-        level = (
-            logging.ERROR if not error.retryable else logging.WARNING if failure.tries == 1 else logging.DEBUG
-        )
-        event(
-            log, level, "shard.failed", shard=key, reason=error.message, hint=error.hint, tries=failure.tries
-        )
-        if isinstance(error, OutOfSpace):
-            # Room is made first; those who wait learn of it only if none can be made.
-            if key in self._waiters:
-                self._failures.retry_now(key)
-        elif not may_pass(error):
-            self._waiters.answer(key, error)
 
 
 async def _when_done(tasks: Sequence[asyncio.Task[None]], tell: Callable[[], None]) -> None:
