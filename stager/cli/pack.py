@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stager.store.s3_settings import S3Settings
 
 WORKERS_MAX = 256
+SMALL_BYTES = 256_000_000
 FIELDS_SHOWN = 12
 
 
@@ -37,7 +38,12 @@ def pack(
     max_bytes: Annotated[str, typer.Option(help="Largest shard file.")] = "256MB",
     max_samples: Annotated[int | None, typer.Option(min=1, help="Most samples in a shard.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=WORKERS_MAX, help="Processes; as many as cores, at most 4.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=WORKERS_MAX,
+            help="Processes; by default as many as cores, at most 4, and one for little input.",
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Shuffle all samples, the same way for the same seed.")
@@ -88,11 +94,10 @@ def pack(
     given = take_input(sources, local, name=name, limits=limits, policies=policies, seed=seed)
     opener = DestinationOpener(url, _settings(config) if local is None else None)
     shown = local or str(url)
-    width = workers or min(4, os.cpu_count() or 1)
     if dry_run:
         return _dry_run(given, shown, as_json=as_json)
     try:
-        done = asyncio.run(_pack(given, opener, width, resume=resume, overwrite=overwrite))
+        done = asyncio.run(_pack(given, opener, workers, resume=resume, overwrite=overwrite))
     except KeyboardInterrupt:
         talk().print("interrupted: run the same command again to go on; finished shards are kept")
         raise
@@ -114,7 +119,7 @@ class _Done:
 
 
 async def _pack(
-    given: PackInput, opener: DestinationOpener, width: int, *, resume: bool, overwrite: bool
+    given: PackInput, opener: DestinationOpener, workers: int | None, *, resume: bool, overwrite: bool
 ) -> _Done:
     from stager.cli.progress import pack_progress
     from stager.offload import ThreadOffload
@@ -125,17 +130,20 @@ async def _pack(
     began = loop.time()
     offload = ThreadOffload()
     target = await opener(offload)
-    writer: ShardWriter
-    if width == 1:
-        writer = LocalWriter(target, given.policies, offload=offload)
-    else:
-        writer = ProcessWriter(opener, given.policies, workers=width)
+
+    def make_writer(surveyed: Survey) -> ShardWriter:
+        # Processes take a second to start: too long for what one has packed in as much.
+        small = surveyed.size < SMALL_BYTES if workers is None else workers == 1
+        if small:
+            return LocalWriter(target, given.policies, offload=offload)
+        return ProcessWriter(opener, given.policies, workers=workers or min(4, os.cpu_count() or 1))
+
     try:
         with pack_progress(loop.time) as progress:
             summary = await run.pack(
                 given,
                 target,
-                writer,
+                make_writer,
                 offload=offload,
                 holder=f"stager pack, process {os.getpid()} on {socket.gethostname()}",
                 resume=resume,
@@ -143,7 +151,6 @@ async def _pack(
                 progress=progress,
             )
     finally:
-        await writer.aclose()
         await target.aclose()
         offload.close()
     return _Done(summary, loop.time() - began)
