@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from stager.pack.survey import PackInput, Survey
     from stager.store.s3_settings import S3Settings
 
+PARTIAL = 3
 WORKERS_MAX = 256
 SMALL_BYTES = 256_000_000
 FIELDS_SHOWN = 12
@@ -71,13 +72,14 @@ def pack(
         bool, typer.Option("--dry-run", help="Look at everything, say what would be done, write nothing.")
     ] = False,
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> int:
     """Pack small files into WebDataset shards, reproducibly; killed, it goes on where it was."""
     from stager.errors import UsageError
-    from stager.pack.findings import Policies
+    from stager.pack.findings import Kind, Policies
     from stager.pack.opening import DestinationOpener
     from stager.pack.plan import Limits
     from stager.pack.survey import take_input
@@ -102,7 +104,8 @@ def pack(
         talk().print("interrupted: run the same command again to go on; finished shards are kept")
         raise
     _tell(done, shown, as_json=as_json)
-    return 3 if done.summary.skipped else 0
+    unread = done.summary.skipped or done.summary.survey.findings.counts[Kind.UNREADABLE]
+    return PARTIAL if unread else 0
 
 
 def _settings(config: str) -> S3Settings:
