@@ -79,6 +79,10 @@ class NotFound(StoreError):
     """No object, upload or bucket of this name."""
 
 
+class BucketNotFound(NotFound):
+    """The bucket itself does not exist; no wait brings it."""
+
+
 class AlreadyExists(StoreError):
     """A create-only write met an existing name."""
 

@@ -33,12 +33,20 @@ class Service(Protocol):
 class Supervisor:
     """Runs services side by side. What a retry mends is retried with a visible state; anything else ends the daemon."""
 
-    def __init__(self, services: Sequence[Service]) -> None:
-        self.services = tuple(services)
-        self.waiting_for = {service.name for service in services}
+    def __init__(self, services: Sequence[Service] = ()) -> None:
+        self.services: tuple[Service, ...] = ()
+        self.waiting_for: set[str] = set()
         self.degraded: dict[str, str] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stopped: set[str] = set()
+
+        for service in services:
+            self.add(service)
+
+    def add(self, service: Service) -> None:
+        """One more service; before `run`."""
+        self.services = (*self.services, service)
+        self.waiting_for.add(service.name)
 
     @property
     def is_ready(self) -> bool:

@@ -27,7 +27,7 @@ from stager.store.api import ObjectStore
 from stager.transfer.download import digest_of_file
 from stager.transfer.retry import retried
 from stager.transfer.tools import Tools
-from stager.transfer.upload import UploadOptions, upload_file
+from stager.transfer.upload import UploadOptions, forget_upload, upload_file
 
 log = logging.getLogger("stager.publish")
 
@@ -60,7 +60,7 @@ class PublishOptions:
 
 @dataclass(slots=True)
 class Publishing:
-    """How far a seal has come in a tier; kept over failed tries."""
+    """How far a seal has come in a tier; kept over failed tries. ``progress`` is told of bytes as they are sent."""
 
     seal: Seal
     target: str = ""
@@ -68,6 +68,7 @@ class Publishing:
     digests: dict[str, Digest] = field(default_factory=dict)
     sent_bytes: int = 0
     part_published: bool = False
+    progress: Callable[[int], None] | None = None
 
 
 class Publisher:
@@ -211,12 +212,14 @@ class Publisher:
 
         async def send(file: SealedFile) -> None:
             await self._send_file(progress, file)
-            await notes.add(file)
+            for noted in await notes.add(file):
+                await self._forget_upload(progress, noted)
 
         await self._side_by_side(deque(sorted(data, key=lambda file: -file.size)), send)
         for marker in markers:
             await send(marker)
-        await notes.flush()
+        for noted in await notes.flush():
+            await self._forget_upload(progress, noted)
 
     async def _send_file(self, progress: Publishing, file: SealedFile) -> None:
         seal = progress.seal
@@ -224,6 +227,8 @@ class Publisher:
 
         def count(size: int) -> None:
             progress.sent_bytes += size
+            if progress.progress is not None:
+                progress.progress(size)
 
         uploaded = await upload_file(
             self._store,
@@ -233,11 +238,17 @@ class Publisher:
             self._journal,
             options=self._options.upload,
             progress=count,
+            keep_note=True,
         )
         progress.digests[file.path] = uploaded.digest
         progress.entries[file.path] = FileEntry(
             file.path, uploaded.size, uploaded.digest, uploaded.version.etag
         )
+
+    async def _forget_upload(self, progress: Publishing, file: SealedFile) -> None:
+        if file.size > self._options.upload.part_bytes:
+            key = join_key(progress.target, file.path)
+            await self._tools.offload.run("database", forget_upload, self._journal, self._store, key)
 
     async def _side_by_side(self, pending: deque[T], work: Callable[[T], Awaitable[None]]) -> None:
         """Every item through ``work``, some at once; the first failure ends it and comes out as it is."""
@@ -284,19 +295,22 @@ class _Notes:
         self._waiting: dict[str, FileEntry] = {}
         self._bytes = 0
 
-    async def add(self, file: SealedFile) -> None:
-        """One more file is in the tier."""
+    async def add(self, file: SealedFile) -> list[SealedFile]:
+        """One more file is in the tier; the files that are noted by now and were not before."""
         self._waiting[file.path] = self._progress.entries[file.path]
         self._bytes += file.size
         if self._bytes >= NOTE_BYTES or len(self._waiting) >= NOTE_FILES:
-            await self.flush()
+            return await self.flush()
+        return []
 
-    async def flush(self) -> None:
+    async def flush(self) -> list[SealedFile]:
+        """Note what waits; the files that this concerns."""
         if not self._waiting:
-            return
+            return []
         batch, self._waiting, self._bytes = self._waiting, {}, 0
         seal_id, target = self._progress.seal.seal_id, self._progress.target
         await self._tools.offload.run("database", self._ledger.note_files, seal_id, target, batch)
+        return [file for file in self._progress.seal.files if file.path in batch]
 
 
 def generation_name(name: str, generation: int) -> str:

@@ -18,6 +18,7 @@ from stager.checkpoint.commit import Damaged, list_manifests, newest, read_manif
 from stager.disk import Disk
 from stager.errors import AlreadyExists, NotFound, OutOfSpace, StagerError
 from stager.formats.commits import CheckpointManifest, FileEntry
+from stager.formats.layouts.detection import markers_of
 from stager.formats.names import join_key
 from stager.logs import event
 from stager.store.api import ObjectStore
@@ -131,16 +132,23 @@ class _Restore:
 
     async def run(self) -> None:
         await self._offload(self._prepare)
-        pending = deque(sorted(self.manifest.files, key=lambda entry: -entry.size))
+        # Markers come last and in order: watchers believe a marker only if it is not older than what it covers.
+        by_path = {entry.path: entry for entry in self.manifest.files}
+        markers = [by_path.pop(path) for path in markers_of(self.manifest.layout, tuple(by_path))]
+        await self._bring_all(deque(sorted(by_path.values(), key=lambda entry: -entry.size)))
+        for marker in markers:
+            await self._bring_all(deque([marker]))
+        await self._offload(self._publish)
+        event(
+            log, logging.INFO, "checkpoint.restored", checkpoint=self.manifest.checkpoint, target=self.target
+        )
+
+    async def _bring_all(self, pending: deque[FileEntry]) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(min(self.options.concurrent_files, len(pending))):
                 group.create_task(self._work(pending))
         if self.failure is not None:
             raise self.failure
-        await self._offload(self._publish)
-        event(
-            log, logging.INFO, "checkpoint.restored", checkpoint=self.manifest.checkpoint, target=self.target
-        )
 
     def _prepare(self) -> None:
         disk = self.tools.disk

@@ -26,6 +26,7 @@ from stager.errors import (
     OutOfSpace,
     PermissionDenied,
     StagerError,
+    StoreError,
     UsageError,
 )
 from stager.formats import wire
@@ -44,6 +45,7 @@ _STATUSES: tuple[tuple[type[StagerError], int], ...] = (
     (PermissionDenied, 403),
     (DeadlineExceeded, 504),
     (OutOfSpace, 507),
+    (StoreError, 502),
 )
 
 
@@ -136,6 +138,15 @@ class ControlService:
         except web.HTTPException as error:
             said = UsageError(f"{request.method} {request.path}: {error.reason}", subject="control API")
             return _json(wire.encode_error(said), status=error.status)
+        except Exception:
+            # The caller is told, the log has the rest, and the daemon goes on for the others.
+            log.exception("control.bug", extra={"fields": {"path": request.path}})
+            bug = StagerError(
+                f"{request.method} {request.path}: a bug in the daemon",
+                subject="control API",
+                hint="its log has the traceback; please report it",
+            )
+            return _json(wire.encode_error(bug), status=500)
 
     async def _live(self, _: web.Request) -> web.Response:
         return _json(b'{"live": true}')
@@ -213,7 +224,7 @@ def _answers(path: str) -> bool:
 
 
 def _status_of(error: StagerError) -> int:
-    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 502 if error.retryable else 500)
+    return next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
 
 
 def _json(body: bytes, *, status: int = 200) -> web.Response:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 
 from stager.budget import RateLimit
@@ -58,13 +59,15 @@ class Stores:
             retries=RETRIES,
         )
         self._open: dict[str, ObjectStore] = {}
+        self._opening = asyncio.Lock()
 
     async def open(self, url: str) -> ObjectStore:
         """The store below ``url``; relative paths start from ``base`` where the caller gave one."""
-        key = url.rstrip("/")
-        if key not in self._open:
-            self._open[key] = await open_store(key, self._settings, self._tools, base=self._base)
-        return self._open[key]
+        key = url.rstrip("/") or url
+        async with self._opening:
+            if key not in self._open:
+                self._open[key] = await open_store(key, self._settings, self._tools, base=self._base)
+            return self._open[key]
 
     async def aclose(self) -> None:
         """Close every store that was opened."""

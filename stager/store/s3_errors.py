@@ -12,6 +12,7 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 
 from stager.errors import (
+    BucketNotFound,
     ConfigError,
     IntegrityError,
     NotFound,
@@ -166,7 +167,7 @@ def translate_answer(
     message = _printable(str(answer.get("Message") or ""))[:200]
     said = f"{what}: {code or status}" + (f" ({message})" if message else "")
     if code == "NoSuchBucket":
-        return NotFound(f"{store} does not exist", subject=subject or store, hint=_BUCKET_HINT)
+        return BucketNotFound(f"{store} does not exist", subject=subject or store, hint=_BUCKET_HINT)
     if code in _REDIRECTED or status in (301, 302, 307, 308):
         region = headers.get("x-amz-bucket-region") or answer.get("Region") or ""
         place = f"; the bucket is in {_printable(str(region))[:40]}" if region else ""

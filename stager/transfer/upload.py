@@ -79,8 +79,12 @@ async def upload_file(
     priority: Priority = Priority.CHECKPOINT,
     options: UploadOptions = UploadOptions(),
     progress: Callable[[int], None] | None = None,
+    keep_note: bool = False,
 ) -> Uploaded:
     """Make the object ``key`` of the file ``path``.
+
+    With ``keep_note`` the journal's note outlives the upload, for a caller that notes the outcome itself and then calls
+    `forget_upload`: a death in between finds the finished object instead of sending it again.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -88,7 +92,15 @@ async def upload_file(
         StoreError: The store failed for good.
     """
     run = _Upload(store, key, path, tools, journal, priority, options, progress)
-    return await run.run()
+    uploaded = await run.run()
+    if not keep_note:
+        await tools.offload.run("database", forget_upload, journal, store, key)
+    return uploaded
+
+
+def forget_upload(journal: UploadJournal, store: ObjectStore, key: str) -> None:
+    """Drop what is noted of an upload. Blocking."""
+    journal.forget(TOPIC, _note_key(store, key))
 
 
 class _Upload:
@@ -157,7 +169,6 @@ class _Upload:
             # The bytes were read once, in order; if the file is still the same one, they are the file's.
             await self._check_unchanged(before)
             version = await self._complete(upload_id, str(note["write_id"]), tags, before.size)
-        await self._note(self.journal.forget, TOPIC, self.key)
         return version
 
     async def _resume_or_begin(
@@ -165,7 +176,7 @@ class _Upload:
     ) -> tuple[Mapping[str, Any], dict[int, PartTag] | None]:
         """The upload to go on with, and its parts by number; None for parts means that it is complete already."""
         identity = {"bytes": before.size, "mtime_ns": before.mtime_ns, "part_bytes": parts[0].size}
-        note = await self._note(self.journal.get, TOPIC, self.key)
+        note = await self._note(self.journal.get, TOPIC, _note_key(self.store, self.key))
         if note is not None and all(note.get(name) == value for name, value in identity.items()):
             try:
                 held = await self._retried(lambda: self.store.list_parts(self.key, str(note["upload_id"])))
@@ -180,7 +191,7 @@ class _Upload:
         metadata = {WRITE_ID: write_id}
         upload_id = await self._retried(lambda: self.store.begin_upload(self.key, metadata=metadata))
         fresh = {**identity, "upload_id": upload_id, "write_id": write_id}
-        await self._note(self.journal.put, TOPIC, self.key, fresh)
+        await self._note(self.journal.put, TOPIC, _note_key(self.store, self.key), fresh)
         return fresh, {}
 
     async def _send(
@@ -302,6 +313,11 @@ async def abort_stale_uploads(store: ObjectStore, prefix: str, keep: frozenset[s
     for key, upload_id in stale:
         await store.abort_upload(key, upload_id)
     return len(stale)
+
+
+def _note_key(store: ObjectStore, key: str) -> str:
+    # Two runs may hold checkpoints of one name.
+    return f"{store.properties.name}/{key}"
 
 
 def _read_hashed(disk: Disk, path: str, offset: int, size: int, hasher: Hasher) -> bytes:

@@ -48,6 +48,7 @@ class FaultyStore:
         self.lost = lost
         self.calls = 0
         self.counts: dict[str, int] = {}
+        self.sent_bytes = 0
 
     @property
     def properties(self) -> StoreProperties:
@@ -63,6 +64,7 @@ class FaultyStore:
         crc64nvme: int | None = None,
     ) -> ObjectVersion:
         lost = await self._before("put", key)
+        self.sent_bytes += len(body)
         version = await self.inner.put(key, body, mode=mode, metadata=metadata, crc64nvme=crc64nvme)
         self._after("put", key, lost)
         return version
@@ -109,6 +111,7 @@ class FaultyStore:
         self, key: str, upload_id: str, number: int, body: Buffer, *, crc64nvme: int | None = None
     ) -> PartTag:
         lost = await self._before("put_part", f"{key}#{number}")
+        self.sent_bytes += len(body)
         tag = await self.inner.put_part(key, upload_id, number, body, crc64nvme=crc64nvme)
         self._after("put_part", f"{key}#{number}", lost)
         return tag

@@ -220,7 +220,7 @@ def test_parts_that_the_store_holds_wrong_are_sent_again() -> None:
             "upload_id": upload_id,
             "write_id": "",
         }
-        journal.put("upload", "w", note)
+        journal.put("upload", "memory/w", note)
         got = await upload_file(store, "w", "/sealed/weights", make_tools(disk), journal, options=OPTIONS)
         assert got.sent_bytes == len(BODY) - PART
 
