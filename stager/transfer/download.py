@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from stager.backoff import backoff_s, may_pass
 from stager.budget import Priority
 from stager.checksum import Hasher, combine_all, crc64nvme
 from stager.disk import Disk
@@ -32,7 +33,7 @@ from stager.transfer.part_map import (
 )
 from stager.transfer.progress import PROGRESS_BYTES, BodyWatch, PartProgress
 from stager.transfer.ranges import DOWNLOAD_PART_BYTES, Part, cut, download_part_bytes
-from stager.transfer.tools import Tools, backoff_s
+from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.download")
 
@@ -256,7 +257,7 @@ class _Pass:
                 return progress.crc
             except StoreError as error:
                 vain = vain + 1 if progress.written - before < PROGRESS_BYTES else 1
-                if not error.retryable or vain >= request.options.attempts or self._failure is not None:
+                if not may_pass(error) or vain >= request.options.attempts or self._failure is not None:
                     raise
                 level = logging.WARNING if vain == 1 else logging.DEBUG
                 event(
