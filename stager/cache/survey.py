@@ -38,12 +38,12 @@ def survey(disk: Disk, layout: CacheLayout) -> Survey:
     for folder in (layout.datasets, layout.staging, layout.quarantine, layout.shards):
         disk.make_directory(folder)
     found = Survey()
-    for name in disk.list_names(layout.datasets):
+    for name in _folders(disk, layout.datasets):
         dataset = read_dataset(disk, layout, name)
         if dataset is not None:
             found.datasets.append(dataset)
     known = {dataset.id for dataset in found.datasets}
-    for name in disk.list_names(layout.shards):
+    for name in _folders(disk, layout.shards):
         if name not in known:
             disk.remove_tree(layout.shards_directory(name))
     for dataset in found.datasets:
@@ -61,9 +61,17 @@ def read_records(disk: Disk, layout: CacheLayout, dataset: str) -> Mapping[str, 
         return {}
 
 
+def _folders(disk: Disk, path: str) -> list[str]:
+    """Names of folders; a file that somebody put beside them is none of ours."""
+    return [name for name in disk.list_names(path) if disk.stat(f"{path}/{name}").is_directory]
+
+
 def _look_at_shards(disk: Disk, layout: CacheLayout, dataset: CachedDataset, found: Survey) -> None:
     directory = layout.shards_directory(dataset.id)
     disk.make_directory(directory)
+    for name in disk.list_names(layout.dataset_directory(dataset.id)):
+        if name.startswith(".") and name.endswith(".tmp"):  # a kill in the middle of `Disk.write_file`
+            disk.remove(f"{layout.dataset_directory(dataset.id)}/{name}")
     records = read_records(disk, layout, dataset.id)
     for name, status in disk.walk(directory):
         key, record = ShardKey(dataset.id, name), Record(status.size, status.mtime_ns)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+from stager.backoff import backoff_s, may_pass
 from stager.budget import Priority
-from stager.checksum import Buffer, Hasher, combine_all, crc64nvme
+from stager.checksum import Hasher, combine_all, crc64nvme
 from stager.disk import Disk
 from stager.errors import IntegrityError, OutOfSpace, PreconditionFailed, StagerError, StoreError, Unavailable
 from stager.formats.digests import Digest
@@ -32,12 +33,13 @@ from stager.transfer.part_map import (
 )
 from stager.transfer.progress import PROGRESS_BYTES, BodyWatch, PartProgress
 from stager.transfer.ranges import DOWNLOAD_PART_BYTES, Part, cut, download_part_bytes
-from stager.transfer.tools import Tools, backoff_s
+from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.download")
 
 READ_BYTES = 1 << 20
 WRITE_BYTES = 4 << 20
+PIECES_MAX = 16
 _HASH_BYTES = 4 << 20
 
 
@@ -255,7 +257,7 @@ class _Pass:
                 return progress.crc
             except StoreError as error:
                 vain = vain + 1 if progress.written - before < PROGRESS_BYTES else 1
-                if not error.retryable or vain >= request.options.attempts or self._failure is not None:
+                if not may_pass(error) or vain >= request.options.attempts or self._failure is not None:
                     raise
                 level = logging.WARNING if vain == 1 else logging.DEBUG
                 event(
@@ -278,33 +280,32 @@ class _Pass:
     async def _receive(self, part: Part, progress: PartProgress) -> None:
         """Go on with a part from where its last body ended."""
         request = self.request
-        buffer = memoryview(bytearray(min(WRITE_BYTES, part.size - progress.written)))
+        batch_bytes = min(WRITE_BYTES, part.size - progress.written)
         async with (
             request.tools.memory.reserve(
-                len(buffer) + READ_BYTES, request.priority(), purpose=f"memory to download `{request.key}`"
+                batch_bytes + READ_BYTES, request.priority(), purpose=f"memory to download `{request.key}`"
             ),
             AsyncExitStack() as stack,
         ):
             reader = await self._open(stack, progress.left())
             watch = BodyWatch(request.options.read_timeout_s)
-            while progress.written < part.size and self._failure is None:
-                filled, broken = 0, None
-                goal = min(len(buffer), part.size - progress.written)
-                while filled < goal and broken is None:
+            while progress.written < part.size:
+                pieces: list[bytes] = []
+                gathered, broken = 0, self._failure
+                goal = min(batch_bytes, part.size - progress.written)
+                while gathered < goal and broken is None:
                     try:
-                        piece = await self._read(reader, min(READ_BYTES, goal - filled), watch)
+                        piece = await self._read(reader, min(READ_BYTES, goal - gathered), watch)
                     except StoreError as error:
                         broken = error
                     else:
-                        buffer[filled : filled + len(piece)] = piece
-                        filled += len(piece)
-                if filled:
+                        pieces.append(piece)
+                        gathered += len(piece)
+                if pieces:
                     # Also what came before the body broke: it need not come again.
-                    await self._write(part, progress, buffer[:filled])
+                    await self._write(part, progress, pieces)
                 if broken is not None:
                     raise broken
-            if self._failure is not None:
-                raise self._failure
 
     async def _open(self, stack: AsyncExitStack, span: Span) -> ObjectReader:
         if self.version is None:
@@ -355,16 +356,17 @@ class _Pass:
         await self.request.tools.download_rate.take(len(piece))
         return piece
 
-    async def _write(self, part: Part, progress: PartProgress, data: memoryview) -> None:
+    async def _write(self, part: Part, progress: PartProgress, pieces: Sequence[bytes]) -> None:
         request = self.request
         offset = part.span.start + progress.written
         progress.crc = await request.tools.offload.run(
-            "disk", _write_piece, request.tools.disk, request.staged, offset, data, progress.crc
+            "disk", _write_pieces, request.tools.disk, request.staged, offset, pieces, progress.crc
         )
-        progress.written += len(data)
-        self.fetched_bytes += len(data)
+        written = sum(map(len, pieces))
+        progress.written += written
+        self.fetched_bytes += written
         if request.progress is not None:
-            request.progress(len(data))
+            request.progress(written)
 
     async def _write_map(self) -> None:
         request = self.request
@@ -400,7 +402,11 @@ def _create_anew(disk: Disk, staged: str, size: int) -> None:
         raise
 
 
-def _write_piece(disk: Disk, path: str, offset: int, data: Buffer, crc: int) -> int:
-    # One hop for both: the CRC runs at memory speed on bytes that the write has just had in the CPU's caches.
-    disk.write_at(path, offset, data)
-    return crc64nvme(data, crc)
+def _write_pieces(disk: Disk, path: str, offset: int, pieces: Sequence[bytes], crc: int) -> int:
+    # One hop for both: the CRC runs at memory speed on bytes that the write has just had in the CPU's caches. Large pieces
+    # are not joined: that would move every byte once more, and hold the interpreter while it does.
+    for data in pieces if len(pieces) <= PIECES_MAX else [b"".join(pieces)]:
+        disk.write_at(path, offset, data)
+        crc = crc64nvme(data, crc)
+        offset += len(data)
+    return crc

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
+from stager.backoff import backoff_s, may_pass
 from stager.errors import StoreError
 from stager.logs import event
-from stager.transfer.tools import Tools, backoff_s
+from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.transfer")
 
@@ -17,7 +18,9 @@ R = TypeVar("R")
 
 
 async def retried(call: Callable[[], Awaitable[R]], tools: Tools, *, doing: str, attempts: int = 6) -> R:
-    """The result of ``call``, which is made again while it fails with a retryable error; it must bear repeating.
+    """The result of ``call``, which is made again while it fails with what may pass; it must bear repeating.
+
+    That includes what the store's own retries gave up on: a transfer has more patience than a call.
 
     Raises:
         StoreError: What the last attempt, or one that no retry mends, raised.
@@ -26,7 +29,7 @@ async def retried(call: Callable[[], Awaitable[R]], tools: Tools, *, doing: str,
         try:
             return await call()
         except StoreError as error:
-            if not error.retryable or attempt == attempts:
+            if not may_pass(error) or attempt == attempts:
                 raise
             level = logging.WARNING if attempt == 1 else logging.DEBUG
             event(log, level, "transfer.retried", doing=doing, reason=error.message, attempt=attempt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from stager.budget import ByteBudget, Priority
 from stager.cache.layout import ShardKey
 from stager.cache.records import Record, decode_records, encode_record
 from stager.cache.shards import ShardCache
+from stager.disk import LocalDisk
 from stager.errors import IntegrityError, NotFound, OutOfSpace, StagerError
-from stager.offload import InlineOffload
+from stager.offload import InlineOffload, ThreadOffload
 from stager.store.memory import MemoryStore
 from stager.transfer.download import DownloadOptions
 from stager.transfer.tools import Tools
@@ -259,3 +261,29 @@ def test_records_survive_what_lies_between_them() -> None:
     newer = encode_record("a", Record(3, 4))
     raw = b"\0\0" + good + b'{"name": "b"' + b"\n[]\n\n{}\n" + newer + good[:10]
     assert decode_records(raw) == {"a": Record(3, 4)}
+
+
+async def test_a_start_on_a_real_disk_tidies_and_leaves_strangers(tmp_path: Path) -> None:
+    """Halves of what a kill interrupted go; files that somebody put beside our folders stay, and do no harm."""
+    dataset = make_dataset(1, [3000])
+    store = MemoryStore()
+    await dataset.put_into(store)
+    offload = ThreadOffload(disk_threads=2, hash_threads=1)
+    try:
+        for life in range(2):
+            cache = ShardCache(str(tmp_path), 1 << 30, Tools(LocalDisk(), offload))
+            await cache.start()
+            added = await cache.add_dataset(SOURCE, dataset.manifest)
+            [key] = added.keys
+            if life == 0:
+                cache.reserve(key, 3000)
+                await cache.fetch(store, key, priority=Priority.DEMAND, options=OPTIONS)
+                half = tmp_path / "datasets" / added.id / ".manifest.json.7-1.tmp"
+                for path in (half, tmp_path / "datasets/notes.txt", tmp_path / "shards/notes.txt"):
+                    path.write_text("x")
+            else:
+                assert list(cache.shards) == [key]
+                assert not half.exists()
+                assert (tmp_path / "datasets/notes.txt").exists() and (tmp_path / "shards/notes.txt").exists()
+    finally:
+        offload.close()

@@ -18,6 +18,7 @@ from stager.budget import ByteBudget, Priority, RateLimit
 from stager.checksum import digest_of
 from stager.disk import LocalDisk
 from stager.errors import (
+    Exhausted,
     IntegrityError,
     NotFound,
     OutOfSpace,
@@ -146,7 +147,11 @@ def test_a_body_that_breaks_goes_on_from_there(broken_at: int) -> None:
 @pytest.mark.parametrize("nth", range(1, 12))
 def test_every_failed_call_is_made_up_for(nth: int) -> None:
     """Whichever GET is refused or throttled, the download ends right, with one GET more."""
-    for failure in (Unavailable("reset", subject=KEY), Throttled("slow down", subject=KEY, retry_after_s=3)):
+    for failure in (
+        Unavailable("reset", subject=KEY),
+        Throttled("slow down", subject=KEY, retry_after_s=3),
+        Exhausted("the store's own retries gave up", subject=KEY),
+    ):
 
         def script(number: int, asked: Asked, failure: StagerError = failure) -> Act | None:
             return Act(refuse=lambda: failure) if number == nth else None
