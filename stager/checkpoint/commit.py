@@ -127,17 +127,6 @@ async def try_commit(
     return won
 
 
-async def unpublish(store: ObjectStore, checkpoint: str, tools: Tools) -> CheckpointManifest | None:
-    """Take a checkpoint's existence away: the manifest, then the parts. Its files are left; returns what was there."""
-    manifest = await retried(
-        lambda: read_manifest(store, checkpoint), tools, doing=f"read manifest of {checkpoint}"
-    )
-    await delete_all(store, [manifest_key(checkpoint)], tools)
-    nodes = manifest.nodes if manifest else 1
-    await delete_all(store, [node_part_key(checkpoint, node) for node in range(nodes)], tools)
-    return manifest
-
-
 async def delete_all(store: ObjectStore, keys: Sequence[str], tools: Tools) -> None:
     """Delete every key, or raise for the first that could not be."""
 

@@ -11,10 +11,13 @@ from stager.checkpoint.publish import Publisher, Publishing, PublishOptions
 from stager.checkpoint.seal import Seal, remove_seal
 from stager.checkpoint.watcher import Watcher, WatchOptions
 from stager.clock import Clock
-from stager.errors import StagerError
+from stager.disk import Disk
 from stager.formats.commits import CheckpointManifest
 from stager.store.api import ObjectStore
 from stager.transfer.tools import Tools
+from stager.transfer.upload import abort_stale_uploads
+
+ONCE_FOLDER = ".stager-once"
 
 
 async def seal_once(
@@ -31,27 +34,48 @@ async def seal_once(
         NotFound: There is none.
         UsageError: It holds nothing.
         IntegrityError: It is damaged, or it changed meanwhile; nothing is committed.
+        LockHeld: Another process seals in the same folder.
         StoreError: The run failed for good; nothing is committed.
     """
+    options = WatchOptions(os.path.dirname(path), seals_folder=ONCE_FOLDER)
+    await tools.offload.run("disk", tools.disk.make_directory, options.seals)
+    with tools.disk.lock(f"{options.seals}/lock", f"stager seal of {path}"):
+        # Whoever holds the lock owns what is there: leftovers of a killed one.
+        await tools.offload.run("disk", _tidy, tools.disk, options.seals)
+        manifest = await _publish(store, path, options, tools, clock, progress)
+    await abort_stale_uploads(store, f"{manifest.checkpoint}/", frozenset())
+    return manifest
+
+
+async def _publish(
+    store: ObjectStore,
+    path: str,
+    options: WatchOptions,
+    tools: Tools,
+    clock: Clock,
+    progress: Callable[[int], None] | None,
+) -> CheckpointManifest:
     seals: list[Seal] = []
-    options = WatchOptions(os.path.dirname(path))
-    watcher = Watcher(options, tools, clock, seals.append, lambda name: None)
-    await watcher.seal_now(path)
+    await Watcher(options, tools, clock, seals.append, lambda name: None).seal_now(path)
     (seal,) = seals
-    notes = _NoNotes()
-    publisher = Publisher(
-        store, options.seals, tools, notes, Ledger(notes, options.watch), clock, PublishOptions()
-    )
+    notes = _Notes()
+    ledger = Ledger(notes, options.watch)
+    publisher = Publisher(store, options.seals, tools, notes, ledger, clock, PublishOptions())
     try:
         manifest = await publisher.publish(Publishing(seal, progress=progress))
     finally:
         await tools.offload.run("disk", remove_seal, tools.disk, options.seals, seal.seal_id)
-    if manifest is None:
-        raise StagerError(f"`{seal.name}` needs other nodes' parts", subject=seal.name)
+    assert manifest is not None, "a run of one node waits for nobody"
     return manifest
 
 
-class _NoNotes:
+def _tidy(disk: Disk, seals: str) -> None:
+    for name in disk.list_names(seals):
+        if name != "lock":
+            disk.remove_tree(f"{seals}/{name}")
+
+
+class _Notes:
     """A journal for a process that does everything in one go."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from stager.checkpoint.commit import delete_all, publish_part, read_manifest, try_commit
 from stager.checkpoint.ledger import CheckpointJournal, Ledger
+from stager.checkpoint.retain import retired_key
 from stager.checkpoint.seal import Seal, SealedFile, check_file, check_seal, file_path
 from stager.clock import Clock
 from stager.errors import FormatError, IntegrityError, NotFound, StagerError
@@ -171,13 +172,25 @@ class Publisher:
 
         await self._side_by_side(deque(noted.values()), believe)
 
-    async def _standing(self, target: str) -> CheckpointManifest | FormatError | None:
+    async def _standing(self, target: str) -> CheckpointManifest | StagerError | None:
+        """What occupies a name: a commit, a damaged one, one that is being deleted, or nothing."""
         try:
-            return await self._read_manifest(target)
+            standing = await self._read_manifest(target)
+            if standing is None and await self._is_retiring(target):
+                return StagerError(f"`{target}` is being deleted", subject=target)
+            return standing
         except FormatError as error:
             # Damaged, and still somebody's commit: never overwritten.
             event(log, logging.WARNING, "manifest.damaged", checkpoint=target, reason=error.message)
             return error
+
+    async def _is_retiring(self, target: str) -> bool:
+        key = retired_key(target)
+        try:
+            await retried(lambda: self._store.head(key), self._tools, doing=f"look at {key}")
+        except NotFound:
+            return False
+        return True
 
     async def _is_in(self, progress: Publishing, standing: CheckpointManifest) -> bool:
         """Whether a committed checkpoint holds exactly this seal's bytes (among other nodes')."""

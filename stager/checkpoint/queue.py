@@ -11,7 +11,7 @@ from typing import Any
 from stager.checkpoint.commit import list_manifests, missing_parts
 from stager.checkpoint.ledger import CheckpointJournal, Committed, Ledger
 from stager.checkpoint.publish import Publisher, Publishing, PublishOptions
-from stager.checkpoint.retain import KeepRule, carry_out, plan_retention
+from stager.checkpoint.retain import KeepRule, carry_out, finish_retirements, plan_retention
 from stager.checkpoint.seal import Seal, check_seal, remove_seal
 from stager.clock import Clock
 from stager.errors import IntegrityError, StagerError
@@ -292,6 +292,7 @@ class PublishQueue:
             return
         try:
             store = await self._open_store()
+            await finish_retirements(store, self._tools)
             sound = [found for found in await list_manifests(store) if isinstance(found, CheckpointManifest)]
             # What a seal of this node is about to rely on stays.
             relied = frozenset(held.progress.target for held in self.held.values())

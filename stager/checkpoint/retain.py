@@ -5,17 +5,26 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from stager.checkpoint.commit import delete_all, unpublish
-from stager.formats.commits import CheckpointManifest
-from stager.formats.names import join_key
+from stager.checkpoint.commit import delete_all, read_manifest
+from stager.errors import FormatError, NotFound
+from stager.formats.commits import (
+    COMMIT_BYTES_MAX,
+    CheckpointManifest,
+    decode_checkpoint_manifest,
+    encode_checkpoint_manifest,
+)
+from stager.formats.names import STAGER_FOLDER, join_key, manifest_key, node_part_key
 from stager.logs import event
-from stager.store.api import ObjectStore
+from stager.store.api import ObjectStore, read_all
+from stager.transfer.retry import retried
 from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.retain")
 
 DELETE_BATCH = 1000
+RETIRED_NAME = "retired.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +80,59 @@ def _judge(manifest: CheckpointManifest, rule: KeepRule, *, younger: int) -> Ret
 
 
 async def carry_out(store: ObjectStore, plan: Sequence[Retention], tools: Tools) -> int:
-    """Delete what the plan drops, oldest first; returns how many. A death in between leaves files that nothing names."""
+    """Delete what the plan drops, oldest first; returns how many.
+
+    A tombstone with the list of files stands while a checkpoint's objects are deleted, so that `finish_retirements` of a
+    later life removes what a death left.
+    """
     dropped = [retention for retention in plan if not retention.keep]
     for retention in dropped:
         manifest = retention.manifest
-        await unpublish(store, manifest.checkpoint, tools)
-        keys = [join_key(manifest.checkpoint, entry.path) for entry in manifest.files]
-        for start in range(0, len(keys), DELETE_BATCH):
-            await delete_all(store, keys[start : start + DELETE_BATCH], tools)
+        key, raw = retired_key(manifest.checkpoint), encode_checkpoint_manifest(manifest)
+        await retried(partial(store.put, key, raw), tools, doing=f"write {key}")
+        await delete_all(store, [manifest_key(manifest.checkpoint)], tools)
+        await _clear(store, manifest, tools)
         event(
             log, logging.INFO, "checkpoint.retired", checkpoint=manifest.checkpoint, reason=retention.reason
         )
     return len(dropped)
+
+
+async def finish_retirements(store: ObjectStore, tools: Tools) -> int:
+    """Remove what deaths during `carry_out` left; returns of how many checkpoints."""
+    end = f"/{RETIRED_NAME}"
+    keys = [info.key async for info in store.list_objects(f"{STAGER_FOLDER}/") if info.key.endswith(end)]
+    finished = 0
+    for key in keys:
+        try:
+            raw, _ = await read_all(store, key, bytes_max=COMMIT_BYTES_MAX)
+            manifest = decode_checkpoint_manifest(raw, of=key)
+        except NotFound:
+            continue
+        except FormatError as error:
+            event(log, logging.WARNING, "tombstone.damaged", key=key, reason=error.message)
+            continue
+        if retired_key(manifest.checkpoint) != key:
+            event(log, logging.WARNING, "tombstone.damaged", key=key, reason="it is of another checkpoint")
+        elif await read_manifest(store, manifest.checkpoint) is not None:
+            # It died before the checkpoint had ceased to exist: the next plan decides anew.
+            await delete_all(store, [key], tools)
+        else:
+            await _clear(store, manifest, tools)
+            finished += 1
+    return finished
+
+
+def retired_key(checkpoint: str) -> str:
+    """Where a run keeps the tombstone of a checkpoint that is being deleted, relative to the run."""
+    return join_key(STAGER_FOLDER, checkpoint, RETIRED_NAME)
+
+
+async def _clear(store: ObjectStore, manifest: CheckpointManifest, tools: Tools) -> None:
+    """Files, then parts, then the tombstone."""
+    keys = [join_key(manifest.checkpoint, entry.path) for entry in manifest.files]
+    for start in range(0, len(keys), DELETE_BATCH):
+        await delete_all(store, keys[start : start + DELETE_BATCH], tools)
+    parts = [node_part_key(manifest.checkpoint, node) for node in range(manifest.nodes)]
+    await delete_all(store, parts, tools)
+    await delete_all(store, [retired_key(manifest.checkpoint)], tools)

@@ -41,17 +41,19 @@ class WatchOptions:
         layout: Of its checkpoints, or ``auto``.
         ranks: How many ranks write a checkpoint, where that is known.
         rescan_s: Seconds between full looks.
+        seals_folder: Name, in the watched folder, of where seals lie; hidden.
     """
 
     watch: str
     layout: str = AUTO
     ranks: int | None = None
     rescan_s: float = 5.0
+    seals_folder: str = SEALS_FOLDER
 
     @property
     def seals(self) -> str:
         """Where seals lie: on the same file system, under a name that no framework takes for a checkpoint."""
-        return f"{self.watch}/{SEALS_FOLDER}"
+        return f"{self.watch}/{self.seals_folder}"
 
 
 class Watcher:

@@ -42,8 +42,9 @@ def show(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
 def check(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
     """Tell all that is wrong with a configuration at once; exit code 10 if anything is."""
     from stager.config import load_config
+    from stager.sidecar.access import check_urls
 
-    load_config(config)
+    check_urls(load_config(config).config)
     if as_json:
         print_json({"ok": True, "file": config})
     else:

@@ -24,7 +24,8 @@ def index(
     url: Annotated[str, typer.Argument(metavar="URL|DIR", help="Where the .tar files lie.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a manifest that is there.")] = False,
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The `stager` command: every file of this package with a `register` is a command or a group of them."""
+"""The `stager` command: every file of this package that registers something is a command or a group of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 
 import stager.cli
 from stager import __version__
+
+# What commands share. Some of it imports the engine, which a probe that runs every few seconds should not pay for.
+_SHARED = {"byte_progress", "main", "output", "progress", "session", "stores"}
 
 app = typer.Typer(
     name="stager",
@@ -38,11 +41,9 @@ def _options(
 
 
 def _register_all() -> None:
-    for module in sorted(pkgutil.iter_modules(stager.cli.__path__), key=lambda found: found.name):
-        if module.name != "main":
-            register = getattr(importlib.import_module(f"stager.cli.{module.name}"), "register", None)
-            if register is not None:
-                register(app)
+    for name in sorted(found.name for found in pkgutil.iter_modules(stager.cli.__path__)):
+        if name not in _SHARED:
+            importlib.import_module(f"stager.cli.{name}").register(app)
 
 
 _register_all()

@@ -11,6 +11,7 @@ from typing import ParamSpec
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from stager.errors import StagerError
 
@@ -72,12 +73,8 @@ def tell(error: StagerError, *, as_json: bool = False) -> int:
         said = {"kind": kind, "message": error.message, "subject": error.subject, "hint": error.hint}
         print_json({"error": said})
     out = talk()
-    out.print(f"[bold red]error:[/] {_plain(error.message)}")
+    # As text, not as markup: names in messages may hold brackets.
+    out.print(Text.assemble(("error:", "bold red"), " ", error.message))
     if error.hint:
-        out.print(f"[cyan]hint:[/] {_plain(error.hint)}")
+        out.print(Text.assemble(("hint:", "cyan"), " ", error.hint))
     return error.exit_code
-
-
-def _plain(text: str) -> str:
-    # Names in messages may hold brackets, which rich would take as markup.
-    return text.replace("[", r"\[")

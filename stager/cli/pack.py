@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from stager.pack.survey import PackInput, Survey
     from stager.store.s3_settings import S3Settings
 
+PARTIAL = 3
 WORKERS_MAX = 256
+SMALL_BYTES = 256_000_000
 FIELDS_SHOWN = 12
 
 
@@ -37,7 +39,12 @@ def pack(
     max_bytes: Annotated[str, typer.Option(help="Largest shard file.")] = "256MB",
     max_samples: Annotated[int | None, typer.Option(min=1, help="Most samples in a shard.")] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, max=WORKERS_MAX, help="Processes; as many as cores, at most 4.")
+        int | None,
+        typer.Option(
+            min=1,
+            max=WORKERS_MAX,
+            help="Processes; by default as many as cores, at most 4, and one for little input.",
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Shuffle all samples, the same way for the same seed.")
@@ -65,13 +72,14 @@ def pack(
         bool, typer.Option("--dry-run", help="Look at everything, say what would be done, write nothing.")
     ] = False,
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
 ) -> int:
     """Pack small files into WebDataset shards, reproducibly; killed, it goes on where it was."""
     from stager.errors import UsageError
-    from stager.pack.findings import Policies
+    from stager.pack.findings import Kind, Policies
     from stager.pack.opening import DestinationOpener
     from stager.pack.plan import Limits
     from stager.pack.survey import take_input
@@ -88,16 +96,16 @@ def pack(
     given = take_input(sources, local, name=name, limits=limits, policies=policies, seed=seed)
     opener = DestinationOpener(url, _settings(config) if local is None else None)
     shown = local or str(url)
-    width = workers or min(4, os.cpu_count() or 1)
     if dry_run:
         return _dry_run(given, shown, as_json=as_json)
     try:
-        done = asyncio.run(_pack(given, opener, width, resume=resume, overwrite=overwrite))
+        done = asyncio.run(_pack(given, opener, workers, resume=resume, overwrite=overwrite))
     except KeyboardInterrupt:
         talk().print("interrupted: run the same command again to go on; finished shards are kept")
         raise
     _tell(done, shown, as_json=as_json)
-    return 3 if done.summary.skipped else 0
+    unread = done.summary.skipped or done.summary.survey.findings.counts[Kind.UNREADABLE]
+    return PARTIAL if unread else 0
 
 
 def _settings(config: str) -> S3Settings:
@@ -114,7 +122,7 @@ class _Done:
 
 
 async def _pack(
-    given: PackInput, opener: DestinationOpener, width: int, *, resume: bool, overwrite: bool
+    given: PackInput, opener: DestinationOpener, workers: int | None, *, resume: bool, overwrite: bool
 ) -> _Done:
     from stager.cli.progress import pack_progress
     from stager.offload import ThreadOffload
@@ -125,17 +133,20 @@ async def _pack(
     began = loop.time()
     offload = ThreadOffload()
     target = await opener(offload)
-    writer: ShardWriter
-    if width == 1:
-        writer = LocalWriter(target, given.policies, offload=offload)
-    else:
-        writer = ProcessWriter(opener, given.policies, workers=width)
+
+    def make_writer(surveyed: Survey) -> ShardWriter:
+        # Processes take a second to start: too long for what one has packed in as much.
+        small = surveyed.size < SMALL_BYTES if workers is None else workers == 1
+        if small:
+            return LocalWriter(target, given.policies, offload=offload)
+        return ProcessWriter(opener, given.policies, workers=workers or min(4, os.cpu_count() or 1))
+
     try:
         with pack_progress(loop.time) as progress:
             summary = await run.pack(
                 given,
                 target,
-                writer,
+                make_writer,
                 offload=offload,
                 holder=f"stager pack, process {os.getpid()} on {socket.gethostname()}",
                 resume=resume,
@@ -143,7 +154,6 @@ async def _pack(
                 progress=progress,
             )
     finally:
-        await writer.aclose()
         await target.aclose()
         offload.close()
     return _Done(summary, loop.time() - began)

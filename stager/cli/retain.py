@@ -37,7 +37,7 @@ def retain(
 ) -> int:
     """Keep what any of the rules keeps, and the newest in any case; delete the rest, manifests first."""
     from stager.checkpoint.commit import Damaged, list_manifests
-    from stager.checkpoint.retain import KeepRule, carry_out, plan_retention
+    from stager.checkpoint.retain import KeepRule, carry_out, finish_retirements, plan_retention
     from stager.cli.session import run_in_session
     from stager.formats.commits import CheckpointManifest
     from stager.units import format_size
@@ -51,6 +51,7 @@ def retain(
         found = await list_manifests(store)
         plan = plan_retention([entry for entry in found if isinstance(entry, CheckpointManifest)], rule)
         if not dry_run:
+            await finish_retirements(store, session.tools)
             await carry_out(store, plan, session.tools)
         return plan, [entry for entry in found if isinstance(entry, Damaged)]
 

@@ -25,6 +25,9 @@ def register(app: typer.Typer) -> None:
 @command
 def status(
     socket: SocketOption = "",
+    config: Annotated[
+        str, typer.Option("--config", "-c", metavar="FILE", help="Ask the daemon of this configuration.")
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="The whole document as JSON.")] = False,
     ready: Annotated[
         bool, typer.Option("--ready", help="Only tell whether it is ready: exit code 0 or 3.")
@@ -36,16 +39,23 @@ def status(
     """Show the daemon's datasets, readers and checkpoints. With --ready or --live, a probe for orchestrators."""
     from stager.client import Client
     from stager.client.sockets import find_socket
-    from stager.errors import UsageError
+    from stager.errors import Unavailable, UsageError
 
-    path = find_socket(socket or None)
+    path = find_socket(socket or _configured_socket(config))
     if path is None:
         raise UsageError(
-            "no daemon's socket is known", subject="--socket", hint="give --socket PATH, or set STAGER_SOCKET"
+            "no daemon's socket is known",
+            subject="--socket",
+            hint="give --socket PATH or --config FILE, or set STAGER_SOCKET",
         )
     client = Client(path)
     if live:
-        client.live()
+        if not client.live():
+            raise Unavailable(
+                f"no daemon answers at `{path}`",
+                subject=path,
+                hint="start it with `stager run --config stager.toml`",
+            )
         return 0
     if ready:
         is_ready, waiting_for = client.ready()
@@ -58,6 +68,14 @@ def status(
     else:
         console().print(render(document))
     return 0
+
+
+def _configured_socket(config: str) -> str | None:
+    if not config:
+        return None
+    from stager.config import load_config
+
+    return load_config(config).config.node.socket
 
 
 def render(document: Mapping[str, Any]) -> RenderableType:

@@ -25,7 +25,8 @@ def verify(
         str, typer.Argument(metavar="URL|DIR", help="A dataset: s3://bucket/prefix or a directory.")
     ],
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> int:

@@ -94,10 +94,13 @@ def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
     offsets, sizes = index._offsets, index._sizes
     for key, fields in sample_runs(listing.members, Counter(), of=of):
         keys.append(key)
-        for name, member in fields.items():
-            field_ids.append(ids.setdefault(name, len(ids)))
-            offsets.append(member.data_offset)
-            sizes.append(member.size)
+        for name, (_, _, offset, size) in fields.items():
+            field = ids.get(name)
+            if field is None:
+                field = ids[name] = len(ids)
+            field_ids.append(field)
+            offsets.append(offset)
+            sizes.append(size)
         starts.append(len(offsets))
     index._field_names.extend(ids)
     return index

@@ -30,6 +30,10 @@ _ZERO_BLOCK = bytes(BLOCK_BYTES)
 _HEADER = Struct("100s24x12s12x8ss100x6s82x155s12x")
 _EXTENSIONS = frozenset((b"x", b"g", b"L", b"K"))
 _REGULAR = frozenset((b"0", b"\0", b"7"))
+# The same, with size and checksum parted from the byte or two that end them.
+_PLAIN = Struct("100s24x11ss12x6s2ss100x6s82x155s12x")
+_BLANKS = frozenset((b" ", b"\0"))
+_CHECKSUM_ENDS = frozenset((b"\0 ", b" \0"))
 _KINDS = {
     b"1": "hard link",
     b"2": "symbolic link",
@@ -194,37 +198,33 @@ class MemberReader:
         if self.records or self.global_records or self.first_header is not None:
             return
         buffer, offset, last = self.buffer, self.offset, self.length - BLOCK_BYTES
-        unpack, adler32, append = _HEADER.unpack_from, zlib.adler32, self.members.append
+        unpack, adler32, append, new = _PLAIN.unpack_from, zlib.adler32, self.members.append, tuple.__new__
         while offset <= last:
-            raw, digits, checksum, kind, magic, prefix = unpack(buffer, offset)
-            if kind != b"0" or not (digits[:11].isdigit() and checksum[:6].isdigit()):
+            raw, digits, end_of_digits, stated, end_of_stated, kind, magic, prefix = unpack(buffer, offset)
+            if kind != b"0" or not (digits.isdigit() and stated.isdigit()) or end_of_digits not in _BLANKS:
                 break
             middle, data = offset + 256, offset + BLOCK_BYTES
-            # See `_check`.
+            # See `_check`. The checksum counts as eight blanks; its last two bytes are a zero and a blank, or reversed.
             total = (adler32(buffer[offset:middle]) & 0xFFFF) + (adler32(buffer[middle:data]) & 0xFFFF)
+            total -= (adler32(stated) & 0xFFFF) + 1 - 7 * 32
+            name_end = raw.find(b"\0")
+            if name_end >= 0:
+                raw = raw[:name_end]
             if prefix[0]:
                 if magic != b"ustar\0":
                     break
-                raw = prefix.rstrip(b"\0") + b"/" + raw.rstrip(b"\0")
-            else:
-                raw = raw.rstrip(b"\0")
+                raw = prefix.split(b"\0", 1)[0] + b"/" + raw
             try:
-                size = int(digits[:11], 8)
-                wrong = total - 2 - sum(checksum) + 8 * 32 != int(checksum[:6], 8)
+                size = int(digits, 8)
+                wrong = total != int(stated, 8) or end_of_stated not in _CHECKSUM_ENDS
                 name = raw.decode()
             except ValueError:
                 break
             end = data + size
-            if (
-                wrong
-                or end > self.length
-                or digits[11] not in b" \0"
-                or not name
-                or "\0" in name
-                or name[-1] == "/"
-            ):
+            if wrong or end > self.length or not name or name[-1] == "/":
                 break
-            append(Member(name, offset, data, size))
+            # Its __new__ is a function in Python, and this is the innermost of loops.
+            append(new(Member, (name, offset, data, size)))
             offset = end + -end % BLOCK_BYTES
         self.offset = offset
 

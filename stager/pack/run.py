@@ -100,7 +100,7 @@ class _State:
 async def pack(
     given: PackInput,
     destination: Destination,
-    writer: ShardWriter,
+    make_writer: Callable[[Survey], ShardWriter],
     *,
     offload: Offload,
     holder: str,
@@ -113,7 +113,8 @@ async def pack(
     Args:
         given: From `take_input`.
         destination: Where shards and manifest go.
-        writer: Writes shards into the same destination.
+        make_writer: Called once it is known what there is to write; gives what writes shards into the same
+            destination, and is closed here.
         offload: Where blocking calls run.
         holder: Who this is, for whoever finds the destination locked.
         resume: Whether finished shards of an earlier pack of the same input are kept.
@@ -140,11 +141,13 @@ async def pack(
         state = _State(surveyed)
         if resume:
             state.recorded = await destination.recorded()
-        await _with_reports(
-            _write_shards(given, state, destination, writer, offload),
-            lambda: progress(_progress(state, writer)),
-        )
-        progress(_progress(state, writer))
+        writer = make_writer(surveyed)
+        try:
+            work = _write_shards(given, state, destination, writer, offload)
+            await _with_reports(work, lambda: progress(_progress(state, writer)))
+            progress(_progress(state, writer))
+        finally:
+            await writer.aclose()
         manifest = await _finish(given, state, destination, stale=record.stale)
         return PackSummary(
             manifest,
@@ -289,10 +292,9 @@ async def _one_shard(
             await destination.write(record_key(plan.name), encode_record(record))
             event(logger, logging.DEBUG, "shard.written", shard=plan.name, bytes=record.entry.size)
         state.records[plan.name] = record
-    except Exception as error:  # raised by _write_shards, once the others have ended
+    except Exception as error:  # raised by _write_shards, once the others have ended: what they wrote is kept
         if state.failure is None:
             state.failure = error
-            writer.stop()
     finally:
         slots.release()
 

@@ -12,6 +12,7 @@ from stager.pack.findings import Findings, Kind
 
 # A field that starts otherwise is rather the rest of a stem with a dot: `photo 1.5 v2.png`.
 _USUAL_FIELD = re.compile(r"[a-z_][a-z0-9_+-]*(\.[a-z0-9_+-]+)*")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class SourceFile(NamedTuple):
@@ -49,8 +50,8 @@ def group_files(files: Iterable[SourceFile], findings: Findings) -> Iterator[Pac
     key: str | None = None
     fields: dict[str, SourceFile] = {}
     for file in files:
-        reason = unkeyable(file.name)
         split = split_name(file.name)
+        reason = unkeyable(file.name, split)
         if reason or split is None:
             findings.add(Kind.UNKEYABLE, file.path, reason)
             continue
@@ -70,9 +71,11 @@ def group_files(files: Iterable[SourceFile], findings: Findings) -> Iterator[Pac
         yield _sample(key, fields)
 
 
-def unkeyable(name: str) -> str:
-    """Why no reader makes a sample of a member of this name, or makes a wrong one; empty if it is fine."""
-    split = split_name(name)
+def unkeyable(name: str, split: tuple[str, str] | None) -> str:
+    """Why no reader makes a sample of a member of this name, or makes a wrong one; empty if it is fine.
+
+    ``split`` is what `split_name` makes of the name.
+    """
     if split is None:
         return "it has no dot that divides key and field"
     field = split[1]
@@ -82,9 +85,9 @@ def unkeyable(name: str) -> str:
         return f"its field `{field}` is reserved"
     if is_metadata(name):
         return "readers skip what lies in a first folder of the form `__x__` as metadata"
-    if any(ord(letter) < 32 or ord(letter) == 127 for letter in name):
+    if _CONTROL.search(name):
         return "it has a control character"
-    if len(name.encode()) > KEY_BYTES_MAX:
+    if len(name) * 4 > KEY_BYTES_MAX and len(name.encode()) > KEY_BYTES_MAX:
         return f"it is longer than {KEY_BYTES_MAX} bytes"
     return ""
 

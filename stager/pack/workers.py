@@ -10,7 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import multiprocessing.connection
-import multiprocessing.context
+import multiprocessing.forkserver
 import multiprocessing.util
 import os
 import signal
@@ -58,9 +58,9 @@ class ShardWriter(Protocol):
 
 
 class LocalWriter:
-    """This process, one shard after another."""
+    """This process; one shard is read while another is being synced."""
 
-    width = 1
+    width = 2
 
     def __init__(self, destination: Destination, policies: Policies, *, offload: Offload) -> None:
         self._meter = Meter()
@@ -92,6 +92,7 @@ class ProcessWriter:
         # A forked copy of a process with threads and an event loop may hang; the fork server is neither.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([__name__, "stager.pack.opening"])
+        _start_fork_server()
         # Samples, bytes, and whether to stop.
         self._meter = context.Array(ctypes.c_int64, 3)
         self.width = workers
@@ -123,6 +124,18 @@ class ProcessWriter:
 
     async def aclose(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start_fork_server() -> None:
+    """Start it deaf to Ctrl-C, which reaches the whole group: its children are then deaf from their first instruction."""
+    if threading.current_thread() is not threading.main_thread():
+        multiprocessing.forkserver.ensure_running()
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Worker:
@@ -159,7 +172,7 @@ _worker: _Worker | None = None
 
 def _start(open_destination: OpenDestination, policies: Policies, meter: SynchronizedArray[Any]) -> None:
     global _worker
-    # Ctrl-C reaches the whole group: the parent decides, and says stop.
+    # The parent decides what Ctrl-C means, and says stop. (A fork server that somebody else started is not deaf.)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     if parent is not None:

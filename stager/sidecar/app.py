@@ -76,11 +76,16 @@ async def serve(config: Config) -> int:
         upload, download = RateLimit(limits.upload), RateLimit(limits.download)
         stores = Stores(config.store, disk, offload, chance, upload=upload, download=download)
         stack.push_async_callback(stores.aclose)
-        event(log, logging.INFO, "daemon.started", version=__version__, cache=config.node.cache, process=os.getpid())
+        event(
+            log,
+            logging.INFO,
+            "daemon.started",
+            version=__version__,
+            cache=config.node.cache,
+            process=os.getpid(),
+        )
         try:
-            checkpoints = await _unless(
-                stop, make_checkpoint_services(config, stores, tools, journal, clock)
-            )
+            checkpoints = await _unless(stop, make_checkpoint_services(config, stores, tools, journal, clock))
             if checkpoints is None:
                 return 0
             return await make_daemon(config, stores, tools, clock, stop, checkpoints).run()

@@ -95,10 +95,12 @@ class ControlService:
 
     async def run(self, ready: Callable[[], None]) -> None:
         listener = claim_socket(self._path, self._disk)
-        runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False)
+        runner = web.AppRunner(
+            self._application(), access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False
+        )
         try:
             await runner.setup()
-            await web.SockSite(runner, listener, shutdown_timeout=SHUTDOWN_S).start()
+            await web.SockSite(runner, listener).start()
             event(log, logging.INFO, "control.listening", socket=self._path)
             ready()
             await asyncio.get_running_loop().create_future()
@@ -111,7 +113,9 @@ class ControlService:
         return {"socket": self._path, "served": self._served}
 
     def _application(self) -> web.Application:
-        application = web.Application(middlewares=[self._errors_as_json], client_max_size=wire.MESSAGE_BYTES_MAX)
+        application = web.Application(
+            middlewares=[self._errors_as_json], client_max_size=wire.MESSAGE_BYTES_MAX
+        )
         application.add_routes(
             [
                 web.get("/v1/live", self._live),
@@ -160,19 +164,29 @@ class ControlService:
         return _json(json.dumps(self._routes.status(), ensure_ascii=False).encode())
 
     async def _open(self, request: web.Request) -> web.Response:
-        return _json(wire.encode(await self._routes.staging.open(wire.decode_open_request(await request.read()))))
+        return _json(
+            wire.encode(await self._routes.staging.open(wire.decode_open_request(await request.read())))
+        )
 
     async def _announce(self, request: web.Request) -> web.Response:
-        return _json(wire.encode(self._routes.staging.announce(wire.decode_announce_request(await request.read()))))
+        return _json(
+            wire.encode(self._routes.staging.announce(wire.decode_announce_request(await request.read())))
+        )
 
     async def _want(self, request: web.Request) -> web.Response:
-        return _json(wire.encode(await self._routes.staging.want(wire.decode_want_request(await request.read()))))
+        return _json(
+            wire.encode(await self._routes.staging.want(wire.decode_want_request(await request.read())))
+        )
 
     async def _seal(self, request: web.Request) -> web.Response:
-        return _json(wire.encode(await self._routes.sealing.seal(wire.decode_seal_request(await request.read()))))
+        return _json(
+            wire.encode(await self._routes.sealing.seal(wire.decode_seal_request(await request.read())))
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._routes.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(
+            body=self._routes.metrics(), headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
 
 
 def claim_socket(path: str, disk: Disk) -> socket.socket:
@@ -190,7 +204,9 @@ def claim_socket(path: str, disk: Disk) -> socket.socket:
     else:
         if not stat.S_ISSOCK(status.st_mode):
             raise ConfigError(
-                f"node.socket `{path}` exists and is no socket", subject=path, hint="name another path, or remove it"
+                f"node.socket `{path}` exists and is no socket",
+                subject=path,
+                hint="name another path, or remove it",
             )
         if _answers(path):
             raise LockHeld(

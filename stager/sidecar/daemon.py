@@ -16,6 +16,7 @@ from stager.sidecar.signals import Stop
 
 log = logging.getLogger("stager.sidecar")
 
+DRAIN_LOOK_S = 0.5
 DRAIN_REPORT_S = 5.0
 INCOMPLETE = 3
 
@@ -117,11 +118,12 @@ class Daemon:
         async with asyncio.TaskGroup() as group:
             abort = group.create_task(self._stop.abort.wait())
             draining = {group.create_task(service.drain()) for service in self._checkpoints}
+            report = _DrainReport()
             while draining and not abort.done() and loop.time() < end:
-                event(log, logging.INFO, "drain.waiting", unpublished=",".join(self._unpublished()) or "none")
+                report.tell(self._unpublished(), loop.time(), end)
                 _, pending = await asyncio.wait(
                     {*draining, abort},
-                    timeout=min(DRAIN_REPORT_S, end - loop.time()),
+                    timeout=min(DRAIN_LOOK_S, end - loop.time()),
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 draining &= pending
@@ -134,3 +136,17 @@ class Daemon:
 
     def _unpublished(self) -> list[str]:
         return [name for service in self._checkpoints for name in service.unpublished()]
+
+
+class _DrainReport:
+    """A line when what is waited for changes, and every few seconds."""
+
+    def __init__(self) -> None:
+        self._told: list[str] = []
+        self._told_at_s = 0.0
+
+    def tell(self, unpublished: list[str], now_s: float, end_s: float) -> None:
+        if unpublished and (unpublished != self._told or now_s - self._told_at_s >= DRAIN_REPORT_S):
+            left_s = round(end_s - now_s)
+            event(log, logging.INFO, "drain.waiting", unpublished=",".join(unpublished), seconds_left=left_s)
+            self._told, self._told_at_s = unpublished, now_s

@@ -39,7 +39,13 @@ class HeartbeatService:
             await asyncio.sleep(BEAT_S)
             lag = max(0.0, loop.time() - due)
             if lag > LAG_WARNED_S and self.lag_s <= LAG_WARNED_S:
-                event(log, logging.WARNING, "loop.late", lag_s=lag, hint="the machine or the daemon is overloaded")
+                event(
+                    log,
+                    logging.WARNING,
+                    "loop.late",
+                    lag_s=lag,
+                    hint="the machine or the daemon is overloaded",
+                )
             self._lags.append(lag)
 
     def status(self) -> Mapping[str, Any]:

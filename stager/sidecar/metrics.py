@@ -82,7 +82,9 @@ def _store_metrics(stores: Mapping[str, Any]) -> Iterable[Metric]:
     for verb, count in stores["requests"].items():
         requests.add_metric([verb], count)
     yield requests
-    failures = CounterMetricFamily("stager_store_failures", "Failed requests, by verb and error.", labels=["verb", "error"])
+    failures = CounterMetricFamily(
+        "stager_store_failures", "Failed requests, by verb and error.", labels=["verb", "error"]
+    )
     for failure, count in stores["failures"].items():
         failures.add_metric(failure.split(" ", 1), count)
     yield failures

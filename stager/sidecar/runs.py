@@ -62,7 +62,14 @@ async def _may_commit(node: NodeSection, section: CheckpointSection, stores: Sto
     try:
         found = await probe(await stores.open(section.run), tools.random)
     except (StagerError, TimeoutError) as error:
-        event(log, logging.WARNING, "store.not_probed", run=section.run, reason=str(error), commits="node 0 alone")
+        event(
+            log,
+            logging.WARNING,
+            "store.not_probed",
+            run=section.run,
+            reason=str(error),
+            commits="node 0 alone",
+        )
         return False
     if not found.create_only_atomic:
         event(log, logging.WARNING, "store.no_atomic_create", run=section.run, commits="node 0 alone")

@@ -17,10 +17,9 @@ from stager.checkpoint.commit import (
     publish_part,
     read_manifest,
     try_commit,
-    unpublish,
 )
 from stager.checkpoint.restore import RestoreOptions, choose, restore
-from stager.checkpoint.retain import KeepRule, carry_out, plan_retention
+from stager.checkpoint.retain import KeepRule, Retention, carry_out, finish_retirements, plan_retention
 from stager.checksum import digest_of
 from stager.errors import AlreadyExists, IntegrityError, NotFound, OutOfSpace, StoreError
 from stager.formats.commits import CheckpointManifest, CheckpointPart, CommitMarker, FileEntry
@@ -208,7 +207,7 @@ def test_what_is_kept_and_why(rule: KeepRule) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_retention_that_dies_leaves_no_half_checkpoint(seed: int) -> None:
-    """Killed at any step, every manifest that is left has all its files, and the kept ones are all left."""
+    """Killed at any step, every manifest that is left has all its files; in the end nothing of the dropped ones is left."""
     world = World(seed)
     bucket = MemoryBucket()
     tools = make_tools(SimulatedDisk(world))
@@ -218,6 +217,7 @@ def test_retention_that_dies_leaves_no_half_checkpoint(seed: int) -> None:
             await commit_step(MemoryStore(bucket), step, tools)
 
     async def retain(store: ObjectStore) -> None:
+        await finish_retirements(store, tools)
         manifests = [found for found in await list_manifests(store) if isinstance(found, CheckpointManifest)]
         await carry_out(store, plan_retention(manifests, KeepRule(last=2)), tools)
 
@@ -230,11 +230,11 @@ def test_retention_that_dies_leaves_no_half_checkpoint(seed: int) -> None:
             if manifest_key(name) in bucket.objects:
                 assert sum(key.startswith(f"{name}/") for key in bucket.objects) == 3
         assert manifest_key("step-3") in bucket.objects and manifest_key("step-4") in bucket.objects
-    assert manifest_key("step-1") not in bucket.objects
+    assert not [key for key in bucket.objects if "step-1/" in key or "step-2/" in key]
 
 
-def test_unpublishing_takes_the_manifest_first() -> None:
-    """A checkpoint stops existing before anything of it is touched."""
+def test_retiring_takes_the_manifest_first() -> None:
+    """A checkpoint stops existing before anything of it is touched; its tombstone goes last."""
     world = World(1)
     bucket = MemoryBucket()
 
@@ -242,12 +242,14 @@ def test_unpublishing_takes_the_manifest_first() -> None:
         tools = make_tools(SimulatedDisk(world))
         manifest = await commit_step(MemoryStore(bucket), 3, tools, nodes=2)
         store = FaultyStore(MemoryStore(bucket), world)
-        assert await unpublish(store, "step-3", tools) == manifest
+        assert await carry_out(store, [Retention(manifest, False, "test")], tools) == 1
         deletes = [step for step in world.trace if step.startswith("delete .")]
         assert deletes == [
             "delete .stager/step-3/manifest.json",
             "delete .stager/step-3/node-0.json,.stager/step-3/node-1.json",
+            "delete .stager/step-3/retired.json",
         ]
+        assert list(bucket.objects) == [".stager/latest.json"]
 
     assert run_process(world, main)
 

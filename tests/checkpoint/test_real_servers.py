@@ -175,7 +175,7 @@ def test_the_commands(run_url: str, seaweedfs: S3Endpoint, tmp_path: Path) -> No
         (folder / "weights.bin").write_bytes(bytes([step]) * 1000)
         said = stager(seaweedfs, "seal", str(folder), "--run", run_url)
         assert (said["checkpoint"], said["state"], said["step"]) == (f"step-{step}", "committed", step)
-    assert os.listdir(watch / ".stager-seals") == []
+    assert os.listdir(watch / ".stager-once") == ["lock"]
     listed = stager(seaweedfs, "ls", run_url)["checkpoints"]
     assert isinstance(listed, list) and [entry["step"] for entry in listed] == [1, 2, 3]
     planned = stager(seaweedfs, "retain", run_url, "--last", "1", "--every-steps", "2", "--dry-run")[

@@ -43,11 +43,18 @@ def read_ours(raw: bytes) -> list[tuple[str, dict[str, bytes]]]:
     ]
 
 
-def read_theirs(path: Path) -> list[tuple[str, dict[str, bytes]]]:
+def read_theirs(path: Path) -> list[tuple[str, dict[str, bytes]]] | None:
+    """What webdataset reads, or None where it raises ValueError: it does for a field that comes twice."""
     with warnings.catch_warnings():
+        # It leaves its files to the garbage collector, which is waited for.
         warnings.simplefilter("ignore", ResourceWarning)
-        found = list(webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False))
+        try:
+            found = list(webdataset.WebDataset(str(path), shardshuffle=False, empty_check=False))
+        except ValueError:
+            found = None
         gc.collect()
+    if found is None:
+        return None
     return [
         (sample["__key__"], {name: body for name, body in sample.items() if not name.startswith("__")})
         for sample in found
@@ -64,9 +71,7 @@ def test_keys_and_fields_are_those_of_webdataset(tmp_path: Path, names: list[str
     try:
         ours = read_ours(path.read_bytes())
     except FormatError as error:
-        assert "second time" in str(error)
-        with pytest.raises(ValueError):
-            read_theirs(path)
+        assert "second time" in str(error) and read_theirs(path) is None
         return
     assert ours == read_theirs(path)
 
@@ -75,7 +80,7 @@ def test_hidden_files_in_folders_are_no_samples(tmp_path: Path) -> None:
     """webdataset makes one sample `d/` of all of them; we count them as names without a key."""
     raw = write(["d/._a.jpg", "d/.jpg", "d/a.jpg"])
     (tmp_path / "x.tar").write_bytes(raw)
-    assert [key for key, _ in read_theirs(tmp_path / "x.tar")] == ["d/", "d/a"]
+    assert [key for key, _ in read_theirs(tmp_path / "x.tar") or ()] == ["d/", "d/a"]
     grouping = group_samples(list_members(raw, of="x.tar"), of="x.tar")
     assert [sample.key for sample in grouping.samples] == ["d/a"] and grouping.skipped == {"no key": 2}
 
@@ -84,11 +89,11 @@ def test_what_webdataset_loses_in_silence_is_an_error(tmp_path: Path) -> None:
     """Cut at a member's boundary it gives fewer samples, and of two tars the first: we refuse both."""
     raw = write(["a.txt", "b.txt", "c.txt"])
     (tmp_path / "x.tar").write_bytes(raw[: 4 * 512])
-    assert len(read_theirs(tmp_path / "x.tar")) == 2
+    assert len(read_theirs(tmp_path / "x.tar") or ()) == 2
     with pytest.raises(FormatError, match="cut short"):
         index_shard(raw[: 4 * 512], of="x.tar")
     (tmp_path / "x.tar").write_bytes(raw + write(["d.txt"]))
-    assert len(read_theirs(tmp_path / "x.tar")) == 3
+    assert len(read_theirs(tmp_path / "x.tar") or ()) == 3
     with pytest.raises(FormatError, match="follows the archive's end"):
         index_shard(raw + write(["d.txt"]), of="x.tar")
 

@@ -193,3 +193,14 @@ def test_into_a_real_bucket(tree: Path, tmp_path: Path, seaweedfs: S3Endpoint) -
     assert done["fingerprint"] == local["fingerprint"] and done["shards"] >= 2
     assert pack_there(prefix)["complete_before"]
     assert "no-such-bucket-at-all" in pack_there("s3://no-such-bucket-at-all/x", code=12)["error"]["message"]
+
+
+def test_what_could_not_be_read_makes_the_exit_code_3(tree: Path, tmp_path: Path) -> None:
+    """A file whose device fails (EIO, here from /proc) stops the pack by name; with skip the rest is packed, and told."""
+    (tree / "0007.bad").symlink_to("/proc/self/mem")
+    out = tmp_path / "out"
+    error = run_pack(tree, out, "--symlinks", "follow", "--workers", 1, code=3)["error"]
+    assert "0007.bad" in error["message"] and "Input/output error" in error["message"]
+    assert not (out / "manifest.json").exists()
+    done = run_pack(tree, out, "--symlinks", "follow", "--workers", 1, "--on-error", "skip", code=3)
+    assert done["samples"] == 119 and len(done["skipped"]) == 1 and "0007.bad" in done["skipped"][0]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stager.errors import UsageError
+from stager.formats.samples import split_name
 from stager.pack.findings import Findings, Kind, Policies
 from stager.pack.samples import group_files, unkeyable
 from stager.pack.sources.directory import walk_directory
@@ -125,7 +126,8 @@ def test_files_with_one_stem_make_a_sample(tmp_path: Path) -> None:
 )
 def test_names_that_make_no_sample(name: str, reason: str) -> None:
     """What readers would skip or mix up is told from what they read."""
-    assert reason in unkeyable(name) if reason else not unkeyable(name)
+    found = unkeyable(name, split_name(name))
+    assert reason in found if reason else not found
 
 
 def test_case_clashes_are_refused_and_dotted_stems_told(tmp_path: Path) -> None:

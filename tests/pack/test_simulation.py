@@ -19,7 +19,7 @@ from tests.sim.store import FaultyStore
 from tests.sim.world import World, run_process
 
 ROOT = "/out"
-LIVES_MAX = 60
+LIVES_MAX = 300
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def live(world: World, given: PackInput, destination: Destination) -> bool:
 
     async def main() -> None:
         writer = LocalWriter(destination, given.policies, offload=offload)
-        await run.pack(given, destination, writer, offload=offload, holder="simulated")
+        await run.pack(given, destination, lambda _: writer, offload=offload, holder="simulated")
 
     return run_process(world, main)
 

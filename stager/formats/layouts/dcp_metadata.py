@@ -21,8 +21,9 @@ from stager.formats.names import check_relative_path
 
 METADATA_BYTES_MAX = 256 << 20
 _OBJECTS_MAX = 32_000_000
-_STACK_MAX = 1_000_000
+_STACK_MAX = 100_000
 _MARKS_MAX = 200
+_CHECK_BYTES = 1 << 16
 _OFFSET_MAX = 1 << 62
 
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -154,28 +155,40 @@ class _Machine:
 
     def run(self) -> Any:
         raw, stack, memo = self.raw, self.stack, self.memo
+        position = check_at = 0
         while True:
-            code = raw[self.position]
-            self.position += 1
-            # The two that make up half of every such file stand first; all others go through the table.
+            if position >= check_at:
+                # An opcode takes a byte at least and adds an object at most, so now and then is often enough.
+                check_at = position + _CHECK_BYTES
+                if len(stack) > _STACK_MAX or len(memo) > _OBJECTS_MAX:
+                    raise _Refused(
+                        f"it holds more than {_STACK_MAX} or remembers more than {_OBJECTS_MAX} objects"
+                    )
+            code = raw[position]
+            position += 1
+            # The four that make up half of every such file stand first; all others go through the table.
             if code == 0x94:  # MEMOIZE
                 memo[len(memo)] = stack[-1]
-                if len(memo) > _OBJECTS_MAX:
-                    raise _Refused(f"it remembers more than {_OBJECTS_MAX} objects")
+            elif code == 0x6A:  # LONG_BINGET
+                stack.append(memo[int.from_bytes(raw[position : position + 4], "little")])
+                position += 4
+            elif code == 0x4B:  # BININT1
+                stack.append(raw[position])
+                position += 1
             elif code == 0x68:  # BINGET
-                stack.append(memo[raw[self.position]])
-                self.position += 1
+                stack.append(memo[raw[position]])
+                position += 1
             elif code == 0x2E:  # STOP
-                if len(stack) != 1 or self.marks or self.position != len(raw):
+                if len(stack) != 1 or self.marks or position != len(raw):
                     raise _Refused("it ends with something left over")
                 return stack[0]
             else:
                 operation = _OPERATIONS.get(code)
                 if operation is None:
-                    raise _Refused(f"opcode {code:#04x} at byte {self.position - 1}")
+                    raise _Refused(f"opcode {code:#04x} at byte {position - 1}")
+                self.position = position
                 operation(self)
-                if len(stack) > _STACK_MAX:
-                    raise _Refused(f"it stacks more than {_STACK_MAX} objects")
+                position = self.position
 
     def take(self, size: int) -> bytes:
         piece = self.raw[self.position : self.position + size]
@@ -212,8 +225,6 @@ class _Machine:
 
     def remember(self, place: int) -> None:
         self.memo[place] = self.stack[-1]
-        if len(self.memo) > _OBJECTS_MAX:
-            raise _Refused(f"it remembers more than {_OBJECTS_MAX} objects")
 
     def tuple_of(self, count: int) -> None:
         if count > len(self.stack):
@@ -312,7 +323,6 @@ _OPERATIONS: dict[int, Callable[[_Machine], object]] = {
     0x4E: lambda machine: machine.stack.append(None),
     0x88: lambda machine: machine.stack.append(True),
     0x89: lambda machine: machine.stack.append(False),
-    0x4B: lambda machine: machine.stack.append(machine.number(1)),  # BININT1
     0x4D: lambda machine: machine.stack.append(machine.number(2)),  # BININT2
     0x4A: lambda machine: machine.stack.append(machine.number(4, signed=True)),  # BININT
     0x8A: lambda machine: machine.stack.append(machine.number(machine.number(1), signed=True)),  # LONG1
@@ -333,7 +343,6 @@ _OPERATIONS: dict[int, Callable[[_Machine], object]] = {
     0x86: lambda machine: machine.tuple_of(2),
     0x87: lambda machine: machine.tuple_of(3),
     0x74: lambda machine: machine.stack.append(tuple(machine.items())),  # TUPLE
-    0x6A: lambda machine: machine.stack.append(machine.memo[machine.number(4)]),  # LONG_BINGET
     0x71: lambda machine: machine.remember(machine.number(1)),  # BINPUT
     0x72: lambda machine: machine.remember(machine.number(4)),  # LONG_BINPUT
     0x93: _stack_global,
