@@ -72,11 +72,15 @@ class Waiters:
 
 @dataclass(slots=True)
 class Failure:
-    """Why a shard could not be fetched, how often in a row, and when it is tried again."""
+    """Why a shard could not be fetched, how often in a row, and when it is tried again.
+
+    While it is not ``settled``, somebody finds out more about it: no other try begins.
+    """
 
     error: StagerError
     tries: int
     retry_at_s: float
+    settled: bool = True
 
 
 class Failures:
@@ -114,7 +118,7 @@ class Failures:
 
     def may_try(self, key: ShardKey, now: float) -> bool:
         failure = self._failures.get(key)
-        return failure is None or failure.retry_at_s <= now
+        return failure is None or (failure.settled and failure.retry_at_s <= now)
 
     def next_retry_s(self, now: float) -> float | None:
         """When the next failed shard may be tried again, or None."""
