@@ -86,8 +86,10 @@ class Fetcher:
         failure = self._failures.note(key, error, asyncio.get_running_loop().time())
         if isinstance(error, IntegrityError | NotFound):
             failure.settled = False
-            error = failure.error = await self._explained(key, error)
-            failure.settled = True
+            try:
+                error = failure.error = await self._explained(key, error)
+            finally:
+                failure.settled = True
         level = logging.WARNING if may_pass(error) else logging.ERROR
         level = level if failure.tries == 1 else logging.DEBUG
         event(
