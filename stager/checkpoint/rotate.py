@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from stager.checkpoint.detect import fingerprint_of
 from stager.checkpoint.ledger import Committed
 from stager.checkpoint.look import look
-from stager.checkpoint.watcher import WatchOptions
+from stager.checkpoint.watcher import WatchOptions, as_it_is
 from stager.disk import Disk
 from stager.formats.layouts.api import Complete
 
@@ -28,16 +28,15 @@ def remove_checkpoint(disk: Disk, options: WatchOptions, name: str, fingerprint:
     found = look(disk, options.watch, name, layout=options.layout, ranks=options.ranks)
     if found is None:
         return True
-    if not isinstance(found.verdict, Complete):
-        return False
-    if fingerprint_of(found.files, found.verdict.files) != fingerprint:
+    complete = found.verdict if isinstance(found.verdict, Complete) else as_it_is(found)
+    if fingerprint_of(found.files, complete.files) != fingerprint:
         return False
     path = f"{options.watch}/{name}"
     if found.is_file:
         disk.remove(path)
         return True
     # Markers first: half of a removal is never a checkpoint.
-    for marker in reversed(found.verdict.markers):
+    for marker in reversed(complete.markers):
         disk.remove(f"{path}/{marker}")
     disk.remove_tree(path)
     return True

@@ -150,7 +150,11 @@ class Watcher:
                 subject=name,
                 hint="save it again, or remove it",
             )
-        complete = found.verdict if isinstance(found.verdict, Complete) else _as_it_is(found)
+        complete = found.verdict if isinstance(found.verdict, Complete) else as_it_is(found)
+        if not complete.files:
+            raise UsageError(
+                f"`{name}` holds no files to seal", subject=name, hint="is it the right directory?"
+            )
         decision = Take(found, complete, fingerprint_of(found.files, complete.files))
         self._detector.observe(name, found, asyncio.get_running_loop().time())
         try:
@@ -253,11 +257,7 @@ class Watcher:
         return name
 
 
-def _as_it_is(found: Look) -> Complete:
-    """Everything in it, on the word of whoever asked."""
+def as_it_is(found: Look) -> Complete:
+    """Everything in it, on the word of whoever asked for its seal."""
     files = tuple(sorted(path for path in found.files if not is_unfinished_file(path)))
-    if not files:
-        raise UsageError(
-            f"`{found.name}` holds no files to seal", subject=found.name, hint="is it the right directory?"
-        )
     return Complete("sealed", step_in(found.name), files, 0.0, markers_of("sealed", files))
