@@ -22,6 +22,7 @@ from stager.errors import ConfigError
 from stager.units import parse_rate, parse_size
 
 ENVIRONMENT_PREFIX = "STAGER_"
+_OVERRIDDEN = ("node", "store", "limits", "log")
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 Rate = Annotated[int | None, BeforeValidator(parse_rate)]
@@ -105,6 +106,15 @@ class TierSection(_Section):
     url: str = Field(min_length=1)
     keep: KeepSection = KeepSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_between(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "path" in given:
+            raise ValueError(
+                "a tier between the trainer and the run (`path`) is not in this version; a run may itself be a path"
+            )
+        return given
+
 
 class CheckpointSection(_Section):
     """``[[checkpoint]]``: a directory that trainers save into, and where its checkpoints go."""
@@ -156,6 +166,12 @@ class Config(_Section):
 
     @model_validator(mode="after")
     def _watched_once(self) -> Config:
+        runs = [section.run.rstrip("/") for section in self.checkpoint]
+        for run in runs:
+            if runs.count(run) > 1:
+                raise ValueError(
+                    f"checkpoint: two folders go into the run `{run}`; give each a run of its own"
+                )
         watched = [section.watch for section in self.checkpoint]
         for path in watched:
             if watched.count(path) > 1:
@@ -181,7 +197,10 @@ def load_config(path: str, environment: Mapping[str, str] | None = None) -> Load
     """
     document = _read(path)
     origins = {place: path for place in _places(document)}
-    origins |= _override(document, os.environ if environment is None else environment)
+    given = os.environ if environment is None else environment
+    origins |= _override(document, given)
+    # A misspelt variable is a key that does not exist, as it would be in the file.
+    document |= {name: value for name, value in given.items() if _overrides_nothing(name)}
     return LoadedConfig(check_config(document, of=path), origins)
 
 
@@ -241,16 +260,25 @@ def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[
     """Put ``STAGER_NODE__CACHE=...`` and the like into the document; returns where each came from."""
     origins = {}
     for name, value in environment.items():
-        section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if not (
-            name.startswith(ENVIRONMENT_PREFIX) and divider and section in ("node", "store", "limits", "log")
-        ):
+        section, key = _section_and_key(name)
+        if section not in _OVERRIDDEN:
             continue
         place = document.setdefault(section, {})
         if isinstance(place, dict):
             place[key] = value
             origins[f"{section}.{key}"] = f"environment {name}"
     return origins
+
+
+def _section_and_key(name: str) -> tuple[str, str]:
+    """Of a variable's name; two empty texts if it is not one of ours."""
+    section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+    return (section, key) if name.startswith(ENVIRONMENT_PREFIX) and divider else ("", "")
+
+
+def _overrides_nothing(name: str) -> bool:
+    section, _ = _section_and_key(name)
+    return bool(section) and section not in _OVERRIDDEN
 
 
 def _places(value: object, place: str = "") -> list[str]:

@@ -67,10 +67,10 @@ async def serve(config: Config) -> int:
         disk.make_directory(config.node.cache)
         holder = f"stager daemon, process {os.getpid()} on {socket.gethostname()}"
         stack.enter_context(disk.lock(CacheLayout(config.node.cache).lock, holder))
-        offload = ThreadOffload()
-        stack.callback(offload.close)
         journal = Journal(f"{config.node.cache}/journal.sqlite", disk)
         stack.callback(journal.close)
+        offload = ThreadOffload()
+        stack.callback(offload.close)
         tools = Tools(disk, offload, memory=ByteBudget(config.node.memory_bytes), random=chance)
         limits = config.limits
         upload, download = RateLimit(limits.upload), RateLimit(limits.download)

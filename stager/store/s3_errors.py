@@ -29,8 +29,7 @@ from stager.errors import (
 )
 
 _CREDENTIALS_HINT = (
-    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_PROFILE, or the keys under [store];"
-    " `stager doctor` tries them"
+    "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_PROFILE, or the keys under [store]"
 )
 _BUCKET_HINT = "create the bucket, or check its spelling, the region and the endpoint"
 _REGION_HINT = (

@@ -101,6 +101,7 @@ upload = "0MB/s"
             'watch = "/mnt/nvme/checkpoints"\n[[checkpoint]]\nrun = "x"\nwatch = "/mnt/nvme/checkpoints/"',
             "watched twice",
         ),
+        ('watch = "/c"\n[[checkpoint]]\nrun = "s3://b/r/"\nwatch = "/d"', "go into the run"),
     ],
 )
 def test_folders_that_cannot_be_watched(tmp_path: Path, change: str, told: str) -> None:
@@ -136,6 +137,16 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
     assert loaded.origins["node.cache"] == "environment STAGER_NODE__CACHE"
     with pytest.raises(ConfigError, match=r"node\.colour: there is no such key"):
         load_config(write(tmp_path, GOOD), {"STAGER_NODE__COLOUR": "red"})
+    for name in ("STAGER_NODES__CACHE", "STAGER_DATASET__SOURCE"):
+        with pytest.raises(ConfigError, match=f"{name}: there is no such key"):
+            load_config(write(tmp_path, GOOD), {name: "x"})
+
+
+def test_a_tier_that_is_not_there_yet(tmp_path: Path) -> None:
+    """A tier on a path is refused with what this version can do."""
+    text = GOOD.replace("tiers = [{url", 'tiers = [{path = "/lustre/ckpt"}, {url')
+    with pytest.raises(ConfigError, match=r"checkpoint\[0\]\.tiers\[0\]: a tier between"):
+        load_config(write(tmp_path, text), {})
 
 
 def test_commands_without_a_daemon_need_only_the_store(tmp_path: Path) -> None:
