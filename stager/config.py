@@ -198,7 +198,7 @@ class Config(_Section):
                     )
                 if other.run.rstrip("/") == section.run.rstrip("/"):
                     problems.append(
-                        f"{place}.run: `{section.run}` has two watched folders; give each a run of its own"
+                        f"{place}.run: two folders go into the run `{section.run}`; give each a run of its own"
                     )
         if problems:
             raise ValueError("\n  ".join(problems))
