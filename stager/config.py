@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -34,7 +36,20 @@ def _absolute(path: object) -> object:
     return os.path.normpath(path) if isinstance(path, str) and path else path
 
 
+UrlCheck = Callable[[str], str]
+"""What is wrong with a store's URL, or nothing. Whoever knows stores hands it in: the configuration does not."""
+
+
+def _named_store(url: str, info: ValidationInfo) -> str:
+    check: UrlCheck | None = (info.context or {}).get("check_url")
+    problem = check(url) if check else ""
+    if problem:
+        raise ValueError(problem)
+    return url
+
+
 S = TypeVar("S", bound=BaseModel)
+Url = Annotated[str, Field(min_length=1), AfterValidator(_named_store)]
 Path = Annotated[str, BeforeValidator(_absolute)]
 
 
@@ -90,7 +105,7 @@ class StoreSection(_Section):
 class DatasetSection(_Section):
     """``[[dataset]]``: staged from the start, before any reader announces itself."""
 
-    source: str = Field(min_length=1)
+    source: Url
 
 
 class KeepSection(_Section):
@@ -120,7 +135,7 @@ class CheckpointSection(_Section):
     """``[[checkpoint]]``: a directory that trainers save into, and where its checkpoints go."""
 
     watch: Path
-    run: str = Field(min_length=1)
+    run: Url
     layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file", "commit"] = "auto"
     tiers: tuple[TierSection, ...] = ()
     keep_local: int | None = Field(default=None, ge=1)
@@ -165,19 +180,28 @@ class Config(_Section):
     log: LogSection = LogSection()
 
     @model_validator(mode="after")
-    def _watched_once(self) -> Config:
-        runs = [section.run.rstrip("/") for section in self.checkpoint]
-        for run in runs:
-            if runs.count(run) > 1:
-                raise ValueError(
-                    f"checkpoint: two folders go into the run `{run}`; give each a run of its own"
-                )
-        watched = [section.watch for section in self.checkpoint]
-        for path in watched:
-            if watched.count(path) > 1:
-                raise ValueError(f"checkpoint: `{path}` is watched twice")
-            if path == self.node.cache or path.startswith(self.node.cache + "/"):
-                raise ValueError(f"checkpoint: `{path}` lies in the cache, which stager tidies")
+    def _sections_fit(self) -> Config:
+        problems = []
+        for number, section in enumerate(self.checkpoint):
+            place, watch = f"checkpoint[{number}]", section.watch
+            if _is_within(watch, self.node.cache):
+                problems.append(f"{place}.watch: `{watch}` lies in the cache, which stager tidies")
+            elif _is_within(self.node.cache, watch):
+                problems.append(f"{place}.watch: the cache `{self.node.cache}` lies in `{watch}`")
+            for other in self.checkpoint[:number]:
+                if other.watch == watch:
+                    problems.append(f"{place}.watch: `{watch}` is watched twice")
+                elif _is_within(watch, other.watch) or _is_within(other.watch, watch):
+                    # The outer one would take the inner folder for a checkpoint.
+                    problems.append(
+                        f"{place}.watch: of `{watch}` and `{other.watch}` one lies in the other; watch folders side by side"
+                    )
+                if other.run.rstrip("/") == section.run.rstrip("/"):
+                    problems.append(
+                        f"{place}.run: two folders go into the run `{section.run}`; give each a run of its own"
+                    )
+        if problems:
+            raise ValueError("\n  ".join(problems))
         return self
 
 
@@ -189,8 +213,12 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
 
-def load_config(path: str, environment: Mapping[str, str] | None = None) -> LoadedConfig:
+def load_config(
+    path: str, environment: Mapping[str, str] | None = None, *, check_url: UrlCheck | None = None
+) -> LoadedConfig:
     """The configuration in the file ``path``, with the overrides of ``environment`` (the process's own when None).
+
+    With ``check_url``, stores' URLs are looked at as well.
 
     Raises:
         ConfigError: With every problem, each on a line with its place.
@@ -201,7 +229,7 @@ def load_config(path: str, environment: Mapping[str, str] | None = None) -> Load
     origins |= _override(document, given)
     # A misspelt variable is a key that does not exist, as it would be in the file.
     document |= {name: value for name, value in given.items() if _overrides_nothing(name)}
-    return LoadedConfig(check_config(document, of=path), origins)
+    return LoadedConfig(_validated(Config, document, of=path, check_url=check_url), origins)
 
 
 def load_store_section(path: str | None, environment: Mapping[str, str] | None = None) -> StoreSection:
@@ -229,14 +257,26 @@ def _read(path: str) -> dict[str, Any]:
             f"there is no configuration `{path}`", subject=path, hint="name one with --config"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
+        raise ConfigError(
+            f"cannot read `{path}`: {error.strerror}",
+            subject=path,
+            hint="check that it is a file, and its mode for the user that stager runs as",
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{path}` is not TOML: {error}", subject=path) from None
+        raise ConfigError(
+            f"`{path}` is not TOML: {error}",
+            subject=path,
+            hint="text stands in quotes, sections in brackets; the README has an example",
+        ) from None
 
 
-def _validated(model: type[S], document: object, *, of: str) -> S:
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _validated(model: type[S], document: object, *, of: str, check_url: UrlCheck | None = None) -> S:
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, context={"check_url": check_url})
     except ValidationError as error:
         problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -253,7 +293,8 @@ def _problem(detail: dict[str, Any]) -> str:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     kinds = {"extra_forbidden": "there is no such key", "missing": "is missing"}
     said = kinds.get(detail["type"]) or str(detail["msg"]).removeprefix("Value error, ")
-    return f"{place or 'configuration'}: {said}"
+    # What concerns several sections names its places itself.
+    return f"{place}: {said}" if place else said
 
 
 def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

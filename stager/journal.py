@@ -12,6 +12,7 @@ import sqlite3
 from typing import Any
 
 from stager.disk import Disk
+from stager.errors import StagerError
 from stager.logs import event
 
 log = logging.getLogger("stager.journal")
@@ -29,8 +30,9 @@ class Journal:
         try:
             self._database = _open(path)
         except sqlite3.DatabaseError as error:
-            self._set_aside(error)
-            self._database = _open(path)
+            if not _is_full(error):
+                self._set_aside(error)
+            self._database = self._reopened()
 
     def get(self, topic: str, key: str) -> dict[str, Any] | None:
         """The value, or None if there is none or it is damaged."""
@@ -59,18 +61,37 @@ class Journal:
         """All rows of a statement. A journal that breaks while in use is set aside: the work goes on without its notes."""
         try:
             return self._database.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            # A full disk, a lock, a failing device: what was noted may still be right, and only this note is lost.
+            event(log, logging.WARNING, "journal.failed", path=self._path, reason=str(error))
+            return []
         except sqlite3.DatabaseError as error:
             self._database.close()
             self._set_aside(error)
-            self._database = _open(self._path)
+            self._database = self._reopened()
             return []
+
+    def _reopened(self) -> sqlite3.Connection:
+        try:
+            return _open(self._path)
+        except sqlite3.DatabaseError as error:
+            event(log, logging.ERROR, "journal.in_memory", path=self._path, reason=str(error))
+            return _open(":memory:")
 
     def _set_aside(self, error: sqlite3.DatabaseError) -> None:
         event(log, logging.WARNING, "journal.set_aside", path=self._path, reason=str(error))
         if self._path != ":memory:":
-            for suffix in ("-wal", "-shm"):
-                self._disk.remove(self._path + suffix)
-            self._disk.publish(self._path, self._path + ".damaged", durable=False)
+            try:
+                for suffix in ("-wal", "-shm"):
+                    self._disk.remove(self._path + suffix)
+                self._disk.publish(self._path, self._path + ".damaged", durable=False)
+            except (StagerError, OSError) as failure:
+                event(log, logging.WARNING, "journal.not_set_aside", path=self._path, reason=str(failure))
+
+
+def _is_full(error: sqlite3.DatabaseError) -> bool:
+    """Whether nothing is wrong with the file but the room around it."""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode == sqlite3.SQLITE_FULL
 
 
 def _open(path: str) -> sqlite3.Connection:

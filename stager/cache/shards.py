@@ -99,7 +99,11 @@ class ShardCache:
             await self.is_sound(key)
         await self._keep_bound()
         for dataset in self.datasets:
-            await self._write_records(dataset)
+            try:
+                await self._write_records(dataset)
+            except StagerError as error:
+                # A full disk must not keep the daemon from starting: it is who can make room there.
+                event(log, logging.WARNING, "cache.unrecorded", dataset=dataset, reason=error.message)
         event(
             log,
             logging.INFO,

@@ -13,14 +13,18 @@ from stager.formats.layouts.api import Complete
 
 
 def plan_rotation(committed: Mapping[str, Committed], keep: int) -> list[tuple[str, Committed]]:
-    """What goes so that the ``keep`` newest stay, the oldest first. Age is by step, then by the time of sealing."""
+    """What goes so that the ``keep`` newest stay, the oldest first. Age is by step, then by the time of sealing.
+
+    The ``keep`` that were sealed last stay as well: a trainer that went back saves lower steps than it did before.
+    """
 
     def age(item: tuple[str, Committed]) -> tuple[int, int, str]:
         name, note = item
         return (-1 if note.step is None else note.step, note.sealed_ns, name)
 
     ordered = sorted(committed.items(), key=age)
-    return ordered[: max(0, len(ordered) - max(1, keep))]
+    recent = {name for name, _ in sorted(ordered, key=lambda item: item[1].sealed_ns)[-max(1, keep) :]}
+    return [item for item in ordered[: max(0, len(ordered) - max(1, keep))] if item[0] not in recent]
 
 
 def remove_checkpoint(disk: Disk, options: WatchOptions, name: str, fingerprint: str) -> bool:

@@ -118,6 +118,8 @@ def _add_staging(table: Table, staging: Mapping[str, Any]) -> None:
 
 def _add_run(table: Table, run: Mapping[str, Any]) -> None:
     _add(table, "run", f"{run['run']}  watching {run['watch']}")
+    if run["problem"]:
+        _add(table, "failing", run["problem"], style="red")
     for checkpoint in run["checkpoints"]:
         said = checkpoint["state"] + (f": {checkpoint['reason']}" if checkpoint.get("reason") else "")
         total = checkpoint.get("bytes", 0)

@@ -162,7 +162,7 @@ class ControlService:
         return _json(body, status=503 if waiting_for else 200)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json(json.dumps(self._routes.status(), ensure_ascii=False).encode())
+        return _json(json.dumps(self._routes.status(), ensure_ascii=False).encode("utf-8", "replace"))
 
     async def _open(self, request: web.Request) -> web.Response:
         return _json(
