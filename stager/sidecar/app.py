@@ -18,7 +18,7 @@ from stager.cache.shards import ShardCache
 from stager.clock import Clock, SystemClock
 from stager.config import Config
 from stager.disk import LocalDisk
-from stager.errors import StagerError
+from stager.errors import ConfigError, StagerError
 from stager.journal import Journal
 from stager.logs import event
 from stager.offload import ThreadOffload
@@ -64,7 +64,7 @@ async def serve(config: Config) -> int:
     install(stop)
     disk, clock, chance = LocalDisk(), SystemClock(), random.Random()
     async with AsyncExitStack() as stack:
-        disk.make_directory(config.node.cache)
+        _make_directory(disk, "node.cache", config.node.cache)
         holder = f"stager daemon, process {os.getpid()} on {socket.gethostname()}"
         stack.enter_context(disk.lock(CacheLayout(config.node.cache).lock, holder))
         journal = Journal(f"{config.node.cache}/journal.sqlite", disk)
@@ -76,6 +76,8 @@ async def serve(config: Config) -> int:
         upload, download = RateLimit(limits.upload), RateLimit(limits.download)
         stores = Stores(config.store, disk, offload, chance, upload=upload, download=download)
         stack.push_async_callback(stores.aclose)
+        for number, section in enumerate(config.checkpoint):
+            _make_directory(disk, f"checkpoint[{number}].watch", section.watch)
         event(
             log,
             logging.INFO,
@@ -135,6 +137,20 @@ def make_daemon(
         ends_with_draining=(staging.name, access.name),
         drain_timeout_s=node.drain_timeout_s,
     )
+
+
+def _make_directory(disk: LocalDisk, place: str, path: str) -> None:
+    """ConfigError, naming the key, where no directory can be made or used."""
+    try:
+        disk.make_directory(path)
+        disk.list_names(path)
+    except (StagerError, OSError) as error:
+        reason = error.message if isinstance(error, StagerError) else error.strerror
+        raise ConfigError(
+            f"{place}: `{path}` cannot be used: {reason}",
+            subject=path,
+            hint="name a directory that the daemon's user may write to, on a file system that is mounted",
+        ) from error
 
 
 async def _unless(stop: Stop, work: Awaitable[R]) -> R | None:
