@@ -100,8 +100,10 @@ def _make_directories(config: Config, disk: Disk) -> None:
     for place, path in wanted.items():
         try:
             disk.make_directory(path)
-        except FileExistsError:
-            problems.append(f"  {place}: `{path}` exists and is no directory")
+            disk.list_names(path)
+        except OSError as error:
+            reason = "exists and is no directory" if isinstance(error, FileExistsError) else error.strerror
+            problems.append(f"  {place}: `{path}` {reason}")
         except StagerError as error:
             problems.append(f"  {place}: {error.message}")
     if problems:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from stager.config import load_config, load_store_section
+from stager.config import (
+    CheckpointSection,
+    DatasetSection,
+    KeepSection,
+    LimitsSection,
+    LogSection,
+    NodeSection,
+    StoreSection,
+    TierSection,
+    load_config,
+    load_store_section,
+)
 from stager.errors import ConfigError
 from stager.units import format_duration, format_size, parse_rate, parse_size
 
@@ -195,3 +206,27 @@ def test_for_people() -> None:
         "10.0 TB",
     ]
     assert [format_duration(s) for s in (0, 59.4, 65, 7260)] == ["0 s", "59 s", "1 min 05 s", "2 h 01 min"]
+
+
+def test_every_key_does_something() -> None:
+    """No key is accepted that nothing reads."""
+    sources = "".join(
+        path.read_text()
+        for path in (Path(__file__).parents[2] / "stager").rglob("*.py")
+        if path.name != "config.py"
+    )
+    sections = [
+        NodeSection,
+        StoreSection,
+        DatasetSection,
+        CheckpointSection,
+        TierSection,
+        KeepSection,
+        LimitsSection,
+        LogSection,
+    ]
+    # `keep` folds a tier's rule into the section, in config.py.
+    unread = {name for section in sections for name in section.model_fields if f".{name}" not in sources} - {
+        "tiers"
+    }
+    assert not unread

@@ -84,3 +84,17 @@ def test_a_missing_configuration() -> None:
     """Its name, and what to do."""
     done = stager("run", "--config", "/nowhere/stager.toml", environment={})
     assert done.returncode == 10 and "/nowhere/stager.toml" in done.stderr and "hint:" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["node.cache", "checkpoint[0].watch"])
+def test_directories_that_cannot_be(tmp_path: Path, place: str) -> None:
+    """A file where a directory should be: exit code 10, naming key and path."""
+    (tmp_path / "file").write_text("x")
+    paths = {"node.cache": tmp_path / "c", "checkpoint[0].watch": tmp_path / "w", place: tmp_path / "file"}
+    config = tmp_path / "stager.toml"
+    config.write_text(
+        f'[node]\ncache = "{paths["node.cache"]}"\ncache_bytes = "1MB"\nsocket = "{tmp_path}/s"\n'
+        f'[[checkpoint]]\nwatch = "{paths["checkpoint[0].watch"]}"\nrun = "{tmp_path}/run"\n'
+    )
+    done = stager("run", "--config", str(config), environment={})
+    assert done.returncode == 10 and f"{place}: `{tmp_path}/file`" in done.stderr and "hint:" in done.stderr
