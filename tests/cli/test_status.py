@@ -40,6 +40,7 @@ DOCUMENT: dict[str, Any] = {
         {
             "run": "s3://b/run",
             "watch": "/saves",
+            "problem": "",
             "checkpoints": [
                 {"name": "step-1", "state": "committed", "bytes": 2000, "reason": ""},
                 {"name": "step-2", "state": "uploading", "bytes": 4000, "sent_bytes": 1000, "reason": ""},
