@@ -25,7 +25,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	    { echo "Python 3.11 or later is needed; $(PYTHON) is older (make PYTHON=/path/to/python3.11)"; exit 1; }
 	@echo "Setting up $(VENV) with $(PYTHON): takes a minute or two, only now and after a change of dependencies."
 	@$(PYTHON) -m venv --clear $(VENV)
-	@$(PIP) install $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@$(PIP) install --no-compile $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
 	@touch $@
 	@echo "Ready."
 

@@ -5,17 +5,19 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
     model_validator,
 )
 
@@ -23,6 +25,7 @@ from stager.errors import ConfigError
 from stager.units import parse_rate, parse_size
 
 ENVIRONMENT_PREFIX = "STAGER_"
+_OVERRIDDEN = ("node", "store", "limits", "log")
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 Rate = Annotated[int | None, BeforeValidator(parse_rate)]
@@ -34,7 +37,20 @@ def _absolute(path: object) -> object:
     return os.path.normpath(path) if isinstance(path, str) and path else path
 
 
+UrlCheck = Callable[[str], str]
+"""What is wrong with a store's URL, or nothing. Whoever knows stores hands it in: the configuration does not."""
+
+
+def _named_store(url: str, info: ValidationInfo) -> str:
+    check: UrlCheck | None = (info.context or {}).get("check_url")
+    problem = check(url) if check else ""
+    if problem:
+        raise ValueError(problem)
+    return url
+
+
 S = TypeVar("S", bound=BaseModel)
+Url = Annotated[str, Field(min_length=1), AfterValidator(_named_store)]
 Path = Annotated[str, BeforeValidator(_absolute)]
 
 
@@ -90,7 +106,7 @@ class StoreSection(_Section):
 class DatasetSection(_Section):
     """``[[dataset]]``: staged from the start, before any reader announces itself."""
 
-    source: str = Field(min_length=1)
+    source: Url
 
 
 class KeepSection(_Section):
@@ -106,12 +122,21 @@ class TierSection(_Section):
     url: str = Field(min_length=1)
     keep: KeepSection = KeepSection()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _not_between(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "path" in given:
+            raise ValueError(
+                "a tier between the trainer and the run (`path`) is not in this version; a run may itself be a path"
+            )
+        return given
+
 
 class CheckpointSection(_Section):
     """``[[checkpoint]]``: a directory that trainers save into, and where its checkpoints go."""
 
     watch: Path
-    run: str = Field(min_length=1)
+    run: Url
     layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file", "commit"] = "auto"
     tiers: tuple[TierSection, ...] = ()
     keep_local: int | None = Field(default=None, ge=1)
@@ -156,13 +181,28 @@ class Config(_Section):
     log: LogSection = LogSection()
 
     @model_validator(mode="after")
-    def _watched_once(self) -> Config:
-        watched = [section.watch for section in self.checkpoint]
-        for path in watched:
-            if watched.count(path) > 1:
-                raise ValueError(f"checkpoint: `{path}` is watched twice")
-            if path == self.node.cache or path.startswith(self.node.cache + "/"):
-                raise ValueError(f"checkpoint: `{path}` lies in the cache, which stager tidies")
+    def _sections_fit(self) -> Config:
+        problems = []
+        for number, section in enumerate(self.checkpoint):
+            place, watch = f"checkpoint[{number}]", section.watch
+            if _is_within(watch, self.node.cache):
+                problems.append(f"{place}.watch: `{watch}` lies in the cache, which stager tidies")
+            elif _is_within(self.node.cache, watch):
+                problems.append(f"{place}.watch: the cache `{self.node.cache}` lies in `{watch}`")
+            for other in self.checkpoint[:number]:
+                if other.watch == watch:
+                    problems.append(f"{place}.watch: `{watch}` is watched twice")
+                elif _is_within(watch, other.watch) or _is_within(other.watch, watch):
+                    # The outer one would take the inner folder for a checkpoint.
+                    problems.append(
+                        f"{place}.watch: of `{watch}` and `{other.watch}` one lies in the other; watch folders side by side"
+                    )
+                if other.run.rstrip("/") == section.run.rstrip("/"):
+                    problems.append(
+                        f"{place}.run: two folders go into the run `{section.run}`; give each a run of its own"
+                    )
+        if problems:
+            raise ValueError("\n  ".join(problems))
         return self
 
 
@@ -174,16 +214,23 @@ class LoadedConfig:
     origins: Mapping[str, str]
 
 
-def load_config(path: str, environment: Mapping[str, str] | None = None) -> LoadedConfig:
+def load_config(
+    path: str, environment: Mapping[str, str] | None = None, *, check_url: UrlCheck | None = None
+) -> LoadedConfig:
     """The configuration in the file ``path``, with the overrides of ``environment`` (the process's own when None).
+
+    With ``check_url``, stores' URLs are looked at as well.
 
     Raises:
         ConfigError: With every problem, each on a line with its place.
     """
     document = _read(path)
     origins = {place: path for place in _places(document)}
-    origins |= _override(document, os.environ if environment is None else environment)
-    return LoadedConfig(check_config(document, of=path), origins)
+    given = os.environ if environment is None else environment
+    origins |= _override(document, given)
+    # A misspelt variable is a key that does not exist, as it would be in the file.
+    document |= {name: value for name, value in given.items() if _overrides_nothing(name)}
+    return LoadedConfig(_validated(Config, document, of=path, check_url=check_url), origins)
 
 
 def load_store_section(path: str | None, environment: Mapping[str, str] | None = None) -> StoreSection:
@@ -211,14 +258,26 @@ def _read(path: str) -> dict[str, Any]:
             f"there is no configuration `{path}`", subject=path, hint="name one with --config"
         ) from None
     except OSError as error:
-        raise ConfigError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
+        raise ConfigError(
+            f"cannot read `{path}`: {error.strerror}",
+            subject=path,
+            hint="check that it is a file, and its mode for the user that stager runs as",
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"`{path}` is not TOML: {error}", subject=path) from None
+        raise ConfigError(
+            f"`{path}` is not TOML: {error}",
+            subject=path,
+            hint="text stands in quotes, sections in brackets; the README has an example",
+        ) from None
 
 
-def _validated(model: type[S], document: object, *, of: str) -> S:
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _validated(model: type[S], document: object, *, of: str, check_url: UrlCheck | None = None) -> S:
     try:
-        return model.model_validate(document)
+        return model.model_validate(document, context={"check_url": check_url})
     except ValidationError as error:
         details = [dict(detail) for detail in error.errors(include_url=False, include_input=False)]
         problems = [_problem(detail, model) for detail in details]
@@ -242,7 +301,8 @@ def _problem(detail: dict[str, Any], model: type[BaseModel]) -> str:
         said = "is missing"
     else:
         said = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{place or 'configuration'}: {said}"
+    # What concerns several sections names its places itself.
+    return f"{place}: {said}" if place else said
 
 
 def _did_you_mean(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
@@ -261,16 +321,25 @@ def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[
     """Put ``STAGER_NODE__CACHE=...`` and the like into the document; returns where each came from."""
     origins = {}
     for name, value in environment.items():
-        section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
-        if not (
-            name.startswith(ENVIRONMENT_PREFIX) and divider and section in ("node", "store", "limits", "log")
-        ):
+        section, key = _section_and_key(name)
+        if section not in _OVERRIDDEN:
             continue
         place = document.setdefault(section, {})
         if isinstance(place, dict):
             place[key] = value
             origins[f"{section}.{key}"] = f"environment {name}"
     return origins
+
+
+def _section_and_key(name: str) -> tuple[str, str]:
+    """Of a variable's name; two empty texts if it is not one of ours."""
+    section, divider, key = name.removeprefix(ENVIRONMENT_PREFIX).lower().partition("__")
+    return (section, key) if name.startswith(ENVIRONMENT_PREFIX) and divider else ("", "")
+
+
+def _overrides_nothing(name: str) -> bool:
+    section, _ = _section_and_key(name)
+    return bool(section) and section not in _OVERRIDDEN
 
 
 def _places(value: object, place: str = "") -> list[str]:

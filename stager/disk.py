@@ -22,7 +22,8 @@ import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Literal, Protocol
 
 from stager.errors import IntegrityError, LockHeld, OutOfSpace, PermissionDenied, StagerError
@@ -36,7 +37,10 @@ _CALLS = itertools.count()
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """What is known of a file without reading it. Sizes in bytes, times in nanoseconds since the epoch."""
+    """What is known of a file without reading it. Sizes in bytes, times in nanoseconds since the epoch.
+
+    Of a symbolic link it is what the link leads to; ``is_link`` tells. A link that leads nowhere is not regular.
+    """
 
     size: int
     mtime_ns: int
@@ -45,6 +49,8 @@ class FileStat:
     is_directory: bool
     ctime_ns: int = 0
     device: int = 0
+    is_regular: bool = True
+    is_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +105,10 @@ class Disk(Protocol):
         ...
 
     def pin(self, source: str, target: str) -> PinMethod:
-        """A second name for ``source`` that survives its unlinking: hard link, else a verified copy."""
+        """A second name for ``source`` that survives its unlinking: hard link, else a verified copy.
+
+        Of a symbolic link it is the file that the link leads to.
+        """
         ...
 
     def remove(self, path: str) -> None:
@@ -123,7 +132,14 @@ class Disk(Protocol):
         ...
 
     def walk(self, root: str) -> list[tuple[str, FileStat]]:
-        """Every regular file below ``root`` as (relative path with ``/``, stat), sorted. Vanishing files are left out."""
+        """Every regular file and every symbolic link below ``root`` as (relative path with ``/``, stat), sorted.
+
+        Links to directories are not entered. Vanishing files are left out.
+        """
+        ...
+
+    def resolve(self, path: str) -> str:
+        """``path`` without symbolic links, whether it exists or not."""
         ...
 
     def usage(self, path: str) -> Usage:
@@ -214,8 +230,10 @@ class LocalDisk:
 
     def pin(self, source: str, target: str) -> PinMethod:
         with _translated("pin", source):
+            # link(2) would make another name for a symbolic link itself, whatever `follow_symlinks` says.
+            source = os.path.realpath(source)
             try:
-                os.link(source, target, follow_symlinks=True)
+                os.link(source, target)
                 return "link"
             except FileExistsError:
                 raise
@@ -252,7 +270,10 @@ class LocalDisk:
 
     def stat(self, path: str) -> FileStat:
         with _translated("stat", path):
-            return _file_stat(os.stat(path))
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                return _file_stat(os.stat(path), is_link=True)
+            return _file_stat(status)
 
     def list_names(self, path: str) -> list[str]:
         with _translated("list", path):
@@ -266,15 +287,17 @@ class LocalDisk:
         found = []
         with _translated("walk", root):
             os.stat(root)
-            for folder, _, names in os.walk(root, onerror=refuse):
-                for name in names:
+            for folder, folders, names in os.walk(root, onerror=refuse):
+                for name in (*names, *folders):
                     path = os.path.join(folder, name)
                     with contextlib.suppress(FileNotFoundError):
-                        status = os.stat(path)
-                        if stat.S_ISREG(status.st_mode):
-                            relative = os.path.relpath(path, root).replace(os.sep, "/")
-                            found.append((relative, _file_stat(status)))
-        return sorted(found)
+                        status = _walked(path)
+                        if status.is_link or (status.is_regular and not status.is_directory):
+                            found.append((os.path.relpath(path, root).replace(os.sep, "/"), status))
+        return sorted(found, key=itemgetter(0))
+
+    def resolve(self, path: str) -> str:
+        return os.path.realpath(path)
 
     def usage(self, path: str) -> Usage:
         with _translated("stat", path):
@@ -323,7 +346,8 @@ def _sync_side_by_side(disk: LocalDisk, paths: list[str]) -> None:
 
 @contextmanager
 def _opened(path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    # Not blocking: whoever puts a named pipe where a file is expected gets an error, and no thread for ever.
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     try:
         yield descriptor
     finally:
@@ -352,7 +376,18 @@ def _translated(verb: str, path: str) -> Iterator[None]:
         raise StagerError(f"cannot {verb} `{path}`: {error.strerror or error}", subject=path) from error
 
 
-def _file_stat(status: os.stat_result) -> FileStat:
+def _walked(path: str) -> FileStat:
+    """Of a name in a walk: a link is described even where it leads nowhere."""
+    status = os.lstat(path)
+    if not stat.S_ISLNK(status.st_mode):
+        return _file_stat(status)
+    try:
+        return _file_stat(os.stat(path), is_link=True)
+    except OSError:
+        return replace(_file_stat(status, is_link=True), is_regular=False)
+
+
+def _file_stat(status: os.stat_result, *, is_link: bool = False) -> FileStat:
     return FileStat(
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
@@ -361,6 +396,8 @@ def _file_stat(status: os.stat_result) -> FileStat:
         is_directory=stat.S_ISDIR(status.st_mode),
         ctime_ns=status.st_ctime_ns,
         device=status.st_dev,
+        is_regular=stat.S_ISREG(status.st_mode),
+        is_link=is_link,
     )
 
 

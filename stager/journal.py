@@ -1,5 +1,8 @@
 """The daemon's notebook: progress that would cost requests to find again. Losing it never costs correctness.
 
+A damaged file is set aside. A disk that is full or fails costs the notes that were not written, no more: what is read
+back is then older, which is what a kill before the write would have left.
+
 One sqlite file, private to the daemon, a table of small JSON values by topic and key. Its calls block; the engine sends
 them through the ``database`` lane, which has one thread.
 """
@@ -12,6 +15,7 @@ import sqlite3
 from typing import Any
 
 from stager.disk import Disk
+from stager.errors import StagerError
 from stager.logs import event
 
 log = logging.getLogger("stager.journal")
@@ -26,11 +30,11 @@ class Journal:
         """Open the file, or ``:memory:``; made if it is missing."""
         self._path = path
         self._disk = disk
+        self._failing = False
         try:
             self._database = _open(path)
         except sqlite3.DatabaseError as error:
-            self._set_aside(error)
-            self._database = _open(path)
+            self._database = self._begin_anew(error)
 
     def get(self, topic: str, key: str) -> dict[str, Any] | None:
         """The value, or None if there is none or it is damaged."""
@@ -56,17 +60,38 @@ class Journal:
         self._database.close()
 
     def _execute(self, statement: str, values: tuple[str, ...]) -> list[tuple[Any, ...]]:
-        """All rows of a statement. A journal that breaks while in use is set aside: the work goes on without its notes."""
+        """All rows of a statement; none where the journal fails. The work goes on without its notes."""
         try:
-            return self._database.execute(statement, values).fetchall()
+            rows = self._database.execute(statement, values).fetchall()
+        except sqlite3.OperationalError as error:
+            if not self._failing:
+                event(log, logging.WARNING, "journal.failing", path=self._path, reason=str(error))
+            self._failing = True
+            return []
         except sqlite3.DatabaseError as error:
             self._database.close()
-            self._set_aside(error)
-            self._database = _open(self._path)
+            self._database = self._begin_anew(error)
             return []
+        if self._failing:
+            event(log, logging.INFO, "journal.recovered", path=self._path)
+            self._failing = False
+        return rows
 
-    def _set_aside(self, error: sqlite3.DatabaseError) -> None:
-        event(log, logging.WARNING, "journal.set_aside", path=self._path, reason=str(error))
+    def _begin_anew(self, error: sqlite3.DatabaseError) -> sqlite3.Connection:
+        """An empty journal in place of one that cannot be used; in memory where the disk takes none."""
+        reason = str(error)
+        # An operational error is about the disk, not about what the file holds.
+        if not isinstance(error, sqlite3.OperationalError):
+            try:
+                self._set_aside(reason)
+                return _open(self._path)
+            except (sqlite3.DatabaseError, StagerError, OSError) as second:
+                reason = f"{reason}; {second}"
+        event(log, logging.WARNING, "journal.in_memory", path=self._path, reason=reason)
+        return _open(":memory:")
+
+    def _set_aside(self, reason: str) -> None:
+        event(log, logging.WARNING, "journal.set_aside", path=self._path, reason=reason)
         if self._path != ":memory:":
             for suffix in ("-wal", "-shm"):
                 self._disk.remove(self._path + suffix)

@@ -97,8 +97,9 @@ class Supervisor:
                 return
             # A service that ran for long had recovered; its next failure is a first one.
             attempt = 1 if asyncio.get_running_loop().time() - started > 10 * RESTART_MAX_S else attempt + 1
+            level = logging.DEBUG if service.name in self.degraded else logging.WARNING
+            event(log, level, "service.restarting", service=service.name, reason=reason.message)
             self.degraded[service.name] = reason.message
-            event(log, logging.WARNING, "service.restarting", service=service.name, reason=reason.message)
             await asyncio.sleep(min(RESTART_MAX_S, 2.0**attempt))
 
     def _ready(self, name: str) -> None:

@@ -34,10 +34,10 @@ FULL_S = 60.0
 
 @dataclass(slots=True)
 class CachedShard:
-    """A visible shard: its file as it was verified, and when it was last asked for, on the loop's clock."""
+    """A visible shard: its file as it was verified, and when it was last asked for, on the loop's clock; -1 for never."""
 
     record: Record
-    last_used_s: float
+    last_used_s: float = -1.0
 
     @property
     def size(self) -> int:
@@ -85,9 +85,8 @@ class ShardCache:
         """Take up what an earlier daemon left; what fits no manifest is quarantined. The caller holds the lock."""
         self.coming.clear()
         found = await self.tools.offload.run("disk", survey, self.tools.disk, self.layout)
-        now = asyncio.get_running_loop().time()
         self.datasets = {dataset.id: dataset for dataset in found.datasets}
-        self.shards = {key: CachedShard(record, now) for key, record in found.proven.items()}
+        self.shards = {key: CachedShard(record) for key, record in found.proven.items()}
         self.partial = dict(found.partial)
         self.quarantined = dict(found.misfits)
         self.quarantined_count += len(found.misfits)
@@ -96,11 +95,15 @@ class ShardCache:
         if found.unproven:
             event(log, logging.INFO, "cache.verifying", shards=len(found.unproven))
         for key, record in found.unproven.items():
-            self.shards[key] = CachedShard(record, now)
+            self.shards[key] = CachedShard(record)
             await self.is_sound(key)
         await self._keep_bound()
         for dataset in self.datasets:
-            await self._write_records(dataset)
+            try:
+                await self._write_records(dataset)
+            except StagerError as error:
+                # A full disk must not keep the daemon from starting: it is who can make room there.
+                event(log, logging.WARNING, "cache.unrecorded", dataset=dataset, reason=error.message)
         event(
             log,
             logging.INFO,
@@ -187,7 +190,7 @@ class ShardCache:
             raise
         del self.coming[key]
         record = Record(status.size, status.mtime_ns)
-        self.shards[key] = CachedShard(record, asyncio.get_running_loop().time())
+        self.shards[key] = CachedShard(record)
         try:
             await self._append_record(key, record)
         except StagerError as error:

@@ -133,7 +133,12 @@ class Detector:
     def standings(self) -> list[Standing]:
         """For the status, by name; what is no checkpoint is left out."""
         return [
-            Standing(name, tracked.phase, sum(entry.size for entry in tracked.files.values()), tracked.reason)
+            Standing(
+                printable(name),
+                tracked.phase,
+                sum(entry.size for entry in tracked.files.values()),
+                tracked.reason,
+            )
             for name, tracked in sorted(self._tracked.items())
             if tracked.phase is not Phase.IGNORED
         ]
@@ -179,6 +184,11 @@ class Detector:
             # The trainer removes what was taken, file by file: nothing is lost.
             return None
         return Gone(name, tracked.phase, tracked.reason or "it was complete and had not settled")
+
+
+def printable(name: str) -> str:
+    """A file's name as text that can be encoded: what is not Unicode in it becomes escapes."""
+    return name.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def fingerprint_of(files: Mapping[str, Entry], paths: Collection[str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,6 +53,8 @@ class Hints:
 def watching(folder: str, hints: Hints) -> Iterator[None]:
     """Events below ``folder`` become hints for the time of the block. Where none can be had, that is logged."""
     loop = asyncio.get_running_loop()
+    # watchdog 7.1 warns, on its thread, when a directory appears while it walks there; it then does the right thing.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"watchdog\.observers\.inotify")
     observer = Observer()
     observer.daemon = True
     try:

@@ -176,28 +176,39 @@ class PublishQueue:
         if held.published_at is None:
             held.state, held.reason = "uploading", ""
             self.pulse.beat()
-        now = asyncio.get_running_loop().time
         try:
             manifest = await self._publish(held)
-        except (StagerError, FileNotFoundError) as error:
-            if await self._is_broken(held.seal):
-                await self._discard(held, str(error))
-                return
-            held.attempts += 1
-            wait_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** (held.attempts - 1))
-            held.state, held.reason = (
-                "failing",
-                error.message if isinstance(error, StagerError) else str(error),
-            )
-            held.not_before = now() + wait_s
-            level = logging.WARNING if held.attempts == 1 else logging.DEBUG
-            event(log, level, "checkpoint.not_published", checkpoint=held.seal.name, reason=held.reason)
+            if manifest is not None:
+                await self._finish(held, manifest)
+        except (StagerError, OSError) as error:
+            await self._failed(held, error)
             return
         held.attempts = 0
         if manifest is None:
             await self._wait_for_nodes(held)
             return
-        await self._finish(held, manifest)
+        await self._retain(manifest.checkpoint)
+        await self._on_committed()
+
+    async def _failed(self, held: Held, error: StagerError | OSError) -> None:
+        """Try again later, or give up a seal that vouches for nothing any more."""
+        try:
+            if await self._is_broken(held.seal):
+                await self._discard(held, str(error))
+                return
+        except (StagerError, OSError) as unreadable:
+            # The local disk fails, and may come back: the seal is not given up for that.
+            error = unreadable
+        held.attempts += 1
+        wait_s = min(RETRY_MOST_S, RETRY_FIRST_S * 2 ** min(held.attempts - 1, 10))
+        held.state = "failing"
+        held.reason = error.message if isinstance(error, StagerError) else str(error)
+        held.not_before = asyncio.get_running_loop().time() + wait_s
+        level = logging.WARNING if held.attempts == 1 else logging.DEBUG
+        hint = error.hint if isinstance(error, StagerError) else ""
+        event(
+            log, level, "checkpoint.not_published", checkpoint=held.seal.name, reason=held.reason, hint=hint
+        )
 
     async def _publish(self, held: Held) -> CheckpointManifest | None:
         publisher = Publisher(
@@ -267,8 +278,6 @@ class PublishQueue:
             }
         )
         del self._recent[:-RECENT_MAX]
-        await self._retain()
-        await self._on_committed()
 
     async def _drop(self, seal: Seal) -> None:
         """Give the seal's space and notes back."""
@@ -286,7 +295,7 @@ class PublishQueue:
         if count:
             event(log, logging.INFO, "uploads.swept", checkpoint=checkpoint, uploads=count)
 
-    async def _retain(self) -> None:
+    async def _retain(self, committed: str) -> None:
         """Apply the run's rule. A failure is told; the next commit tries again."""
         if self._keep.keeps_all or self._options.node != 0:
             return
@@ -296,7 +305,8 @@ class PublishQueue:
             sound = [found for found in await list_manifests(store) if isinstance(found, CheckpointManifest)]
             # What a seal of this node is about to rely on stays.
             relied = frozenset(held.progress.target for held in self.held.values())
-            rule = replace(self._keep, pinned=self._keep.pinned | relied)
+            # And what was committed just now, whatever the clocks say.
+            rule = replace(self._keep, pinned=self._keep.pinned | relied | {committed})
             retired = await carry_out(store, plan_retention(sound, rule), self._tools)
         except StagerError as error:
             event(log, logging.WARNING, "retention.failed", reason=error.message)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from stager.budget import Priority
 from stager.checkpoint.commit import Damaged, list_manifests, newest, read_manifest
 from stager.disk import Disk
-from stager.errors import AlreadyExists, NotFound, OutOfSpace, StagerError
+from stager.errors import AlreadyExists, NotFound, OutOfSpace, StagerError, UsageError
 from stager.formats.commits import CheckpointManifest, FileEntry
 from stager.formats.layouts.detection import markers_of
 from stager.formats.names import join_key
@@ -70,6 +70,9 @@ async def choose(
             return chosen
     wanted = f"named `{name}`" if name is not None else f"of step {step}" if step is not None else "at all"
     there = ", ".join(manifest.checkpoint for manifest in sound[-10:]) or "none"
+    damaged = ", ".join(found.checkpoint for found in manifests if isinstance(found, Damaged))
+    if damaged:
+        there += f" (and with a damaged manifest: {damaged})"
     raise NotFound(
         f"{store.properties.name} has no committed checkpoint {wanted}",
         subject=store.properties.name,
@@ -128,9 +131,28 @@ class _Restore:
         self.prefix = f".{base}.restore-"
         # Of this very commit: what an earlier restore of another one left behind is of no use.
         self.staging = f"{parent}/{self.prefix}{manifest.write_id[:12] or 'x'}"
+        self.lock = f"{parent}/.{base}.restoring"
         self.failure: StagerError | None = None
 
     async def run(self) -> None:
+        """As `restore`; several restores to one target, of a node's ranks for example, would write into the same files."""
+        await self._offload(self._make_parent)
+        lock = self.tools.disk.lock(self.lock, f"another restore to `{self.target}`")
+        await self._offload(lock.__enter__)
+        try:
+            await self._run()
+            await self._offload(self._remove_lock)
+        except AlreadyExists:
+            await self._offload(self._remove_lock)
+            raise
+        finally:
+            await self.tools.offload.run("disk", lock.__exit__, None, None, None)
+
+    def _remove_lock(self) -> None:
+        # Only where the target stands: whoever has opened the old file finds the target, and does nothing.
+        self.tools.disk.remove(self.lock)
+
+    async def _run(self) -> None:
         await self._offload(self._prepare)
         # Markers come last and in order: watchers believe a marker only if it is not older than what it covers.
         by_path = {entry.path: entry for entry in self.manifest.files}
@@ -150,10 +172,17 @@ class _Restore:
         if self.failure is not None:
             raise self.failure
 
+    def _make_parent(self) -> None:
+        _refuse_existing(self.tools.disk, self.target)
+        try:
+            self.tools.disk.make_directory(self.parent)
+        except FileExistsError:
+            raise _no_directory(self.parent) from None
+
     def _prepare(self) -> None:
         disk = self.tools.disk
+        # Again, under the lock: whoever held it before may have finished.
         _refuse_existing(disk, self.target)
-        disk.make_directory(self.parent)
         for name in disk.list_names(self.parent):
             path = f"{self.parent}/{name}"
             if name.startswith(self.prefix) and path != self.staging:
@@ -185,6 +214,17 @@ class _Restore:
                 self.progress(entry.size)
             return
         arriving = final + ARRIVING_SUFFIX
+        try:
+            await self._download(entry, arriving)
+        except NotFound as error:
+            raise NotFound(
+                f"{error.message}, which its manifest names",
+                subject=error.subject,
+                hint="retention may have retired it meanwhile: `stager ls` lists what is committed",
+            ) from error
+        await self.tools.offload.run("disk", self.tools.disk.publish, arriving, final, durable=False)
+
+    async def _download(self, entry: FileEntry, arriving: str) -> None:
         await download(
             self.store,
             join_key(self.manifest.checkpoint, entry.path),
@@ -196,7 +236,6 @@ class _Restore:
             options=self.options.download,
             progress=self.progress,
         )
-        await self.tools.offload.run("disk", self.tools.disk.publish, arriving, final, durable=False)
 
     def _publish(self) -> None:
         disk = self.tools.disk
@@ -220,10 +259,20 @@ def _refuse_existing(disk: Disk, target: str) -> None:
         disk.stat(target)
     except FileNotFoundError:
         return
+    except StagerError as error:
+        if isinstance(error.__cause__, NotADirectoryError):
+            raise _no_directory(os.path.dirname(target)) from None
+        raise
     raise AlreadyExists(
         f"`{target}` exists already; nothing was changed",
         subject=target,
         hint="restore into a new directory, or move the old one away first",
+    )
+
+
+def _no_directory(path: str) -> UsageError:
+    return UsageError(
+        f"`{path}` is no directory", subject=path, hint="restore to a path whose parents are directories"
     )
 
 

@@ -58,22 +58,30 @@ class Retention:
 def plan_retention(manifests: Sequence[CheckpointManifest], rule: KeepRule) -> list[Retention]:
     """What to keep of ``manifests``, oldest first as `list_manifests` gives them.
 
-    The newest is always kept: with it goes the run.
+    The newest is always kept: with it goes the run. So is what was committed last, and the last few are counted both ways: a
+    trainer that went back to an earlier step saves lower steps than the run has, and they are what it will resume from.
     """
+    by_time = sorted(manifests, key=lambda manifest: manifest.created_ns, reverse=True)
+    later = {manifest.checkpoint: place for place, manifest in enumerate(by_time)}
     return [
-        _judge(manifest, rule, younger=len(manifests) - 1 - place) for place, manifest in enumerate(manifests)
+        _judge(manifest, rule, younger=len(manifests) - 1 - place, later=later[manifest.checkpoint])
+        for place, manifest in enumerate(manifests)
     ]
 
 
-def _judge(manifest: CheckpointManifest, rule: KeepRule, *, younger: int) -> Retention:
+def _judge(manifest: CheckpointManifest, rule: KeepRule, *, younger: int, later: int) -> Retention:
     if younger == 0:
         return Retention(manifest, True, "it is the newest")
+    if later == 0:
+        return Retention(manifest, True, "it was committed last")
     if rule.keeps_all:
         return Retention(manifest, True, "no rule drops anything")
     if manifest.checkpoint in rule.pinned:
         return Retention(manifest, True, "it is pinned")
     if rule.last is not None and younger < rule.last:
         return Retention(manifest, True, f"it is one of the last {rule.last}")
+    if rule.last is not None and later < rule.last:
+        return Retention(manifest, True, f"it is one of the {rule.last} that were committed last")
     if rule.every_steps is not None and manifest.step is not None and manifest.step % rule.every_steps == 0:
         return Retention(manifest, True, f"its step is a multiple of {rule.every_steps}")
     return Retention(manifest, False, "no rule keeps it")

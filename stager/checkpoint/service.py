@@ -164,6 +164,7 @@ class CheckpointService:
             "committed": counts.committed,
             "discarded": counts.discarded,
             "vanished": self._watcher.vanished,
+            "problem": self._watcher.problem,
             "retired": counts.retired,
         }
 

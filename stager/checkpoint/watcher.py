@@ -83,6 +83,7 @@ class Watcher:
         self._full_asked = False
         self._passed = asyncio.Condition()
         self.vanished = 0
+        self.problem = ""
 
     async def run(self, taken: Mapping[str, str], ready: Callable[[], None]) -> None:
         """Until cancelled. ``taken``: fingerprints by name of what needs no sealing again."""
@@ -150,7 +151,11 @@ class Watcher:
                 subject=name,
                 hint="save it again, or remove it",
             )
-        complete = found.verdict if isinstance(found.verdict, Complete) else _as_it_is(found)
+        complete = found.verdict if isinstance(found.verdict, Complete) else as_it_is(found)
+        if not complete.files:
+            raise UsageError(
+                f"`{name}` holds no files to seal", subject=name, hint="is it the right directory?"
+            )
         decision = Take(found, complete, fingerprint_of(found.files, complete.files))
         self._detector.observe(name, found, asyncio.get_running_loop().time())
         try:
@@ -166,8 +171,7 @@ class Watcher:
         names = self._hints.collect()
         due = self._detector.next_due()
         if full or (due is not None and due <= asyncio.get_running_loop().time()):
-            there = await self._tools.offload.run("disk", names_in, self._tools.disk, self.options.watch)
-            names |= set(there) | self._detector.names()
+            names |= await self._everything()
         for name in sorted(names):
             found = await self._look(name)
             decision = self._detector.observe(name, found, asyncio.get_running_loop().time())
@@ -178,6 +182,25 @@ class Watcher:
             async with self._passed:
                 self._passes += 1
                 self._passed.notify_all()
+
+    async def _everything(self) -> frozenset[str]:
+        """Names in the folder, and those that were there. A folder that cannot be read now is looked at again later."""
+        try:
+            there = await self._tools.offload.run("disk", names_in, self._tools.disk, self.options.watch)
+        except StagerError as error:
+            level = logging.DEBUG if self.problem else logging.ERROR
+            event(
+                log,
+                level,
+                "watch.unreadable",
+                watch=self.options.watch,
+                reason=error.message,
+                hint=error.hint,
+            )
+            self.problem = error.message
+            return frozenset()
+        self.problem = ""
+        return frozenset(there) | self._detector.names()
 
     async def _look(self, name: str) -> Look | None:
         call = partial(look, layout=self.options.layout, ranks=self.options.ranks)
@@ -253,11 +276,7 @@ class Watcher:
         return name
 
 
-def _as_it_is(found: Look) -> Complete:
-    """Everything in it, on the word of whoever asked."""
+def as_it_is(found: Look) -> Complete:
+    """Everything in it, on the word of whoever asked for its seal."""
     files = tuple(sorted(path for path in found.files if not is_unfinished_file(path)))
-    if not files:
-        raise UsageError(
-            f"`{found.name}` holds no files to seal", subject=found.name, hint="is it the right directory?"
-        )
     return Complete("sealed", step_in(found.name), files, 0.0, markers_of("sealed", files))

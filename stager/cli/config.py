@@ -24,8 +24,9 @@ def register(app: typer.Typer) -> None:
 def show(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
     """Every setting in force, with where it came from. Secrets are masked."""
     from stager.config import load_config
+    from stager.sidecar.access import url_problem
 
-    loaded = load_config(config)
+    loaded = load_config(config, check_url=url_problem)
     document = loaded.config.model_dump(mode="json")
     settings = [(place, value, loaded.origins.get(place, "default")) for place, value in _leaves(document)]
     if as_json:
@@ -42,9 +43,9 @@ def show(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
 def check(config: ConfigFile = "stager.toml", as_json: AsJson = False) -> None:
     """Tell all that is wrong with a configuration at once; exit code 10 if anything is."""
     from stager.config import load_config
-    from stager.sidecar.access import check_urls
+    from stager.sidecar.access import url_problem
 
-    check_urls(load_config(config).config)
+    load_config(config, check_url=url_problem)
     if as_json:
         print_json({"ok": True, "file": config})
     else:

@@ -34,7 +34,9 @@ def talk() -> Console:
 
 def print_json(value: object) -> None:
     """One JSON document on standard output."""
-    sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    # A file's name need not be Unicode; JSON's own escape says so.
+    sys.stdout.write(text.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
 def command(function: Callable[P, int | None]) -> Callable[P, None]:

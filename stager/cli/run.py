@@ -23,8 +23,9 @@ def run(
     # Imported here: other commands start without the engine.
     from stager.config import load_config
     from stager.logs import set_up_logging
+    from stager.sidecar.access import url_problem
     from stager.sidecar.app import run_daemon
 
-    loaded = load_config(config)
+    loaded = load_config(config, check_url=url_problem)
     set_up_logging(level=loaded.config.log.level, style=loaded.config.log.format)
     return run_daemon(loaded.config)

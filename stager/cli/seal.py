@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stager.cli.output import command, console, print_json
-from stager.errors import UsageError
+from stager.errors import DeadlineExceeded, UsageError
 
 if TYPE_CHECKING:
     from stager.cli.session import Session
@@ -72,9 +72,18 @@ def _here(path: str, run_url: str, deadline_s: float, config: str) -> Mapping[st
 
     async def work(session: Session) -> CheckpointManifest:
         store = await session.open(run_url)
-        async with asyncio.timeout(deadline_s):
-            with byte_progress(f"uploading {os.path.basename(path)}", _size_of(path)) as progress:
-                return await seal_once(store, path, session.tools, session.clock, progress=progress.advance)
+        try:
+            async with asyncio.timeout(deadline_s):
+                with byte_progress(f"uploading {os.path.basename(path)}", _size_of(path)) as progress:
+                    return await seal_once(
+                        store, path, session.tools, session.clock, progress=progress.advance
+                    )
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"`{path}` was not committed to `{run_url}` in {deadline_s:g} s",
+                subject=path,
+                hint="nothing is visible of it; a longer --deadline gives it more time",
+            ) from None
 
     manifest = run_in_session(work, config=config)
     return {

@@ -82,64 +82,67 @@ def render(document: Mapping[str, Any]) -> RenderableType:
     """The status document for people."""
     parts: list[RenderableType] = [_head(document)]
     parts += [Text(f"degraded: {name}: {why}", "yellow") for name, why in document["degraded"].items()]
-    parts.append(_staging(document["staging"]))
-    parts += [_run(run) for run in document["checkpoints"]]
-    return Group(*parts)
+    parts += [Text(f"away: {store}: {why}", "yellow") for store, why in document["stores"]["away"].items()]
+    table = Table(box=None, pad_edge=False, show_header=False)
+    _add_staging(table, document["staging"])
+    for run in document["checkpoints"]:
+        _add_run(table, run)
+    return Group(*parts, table)
 
 
 def _head(document: Mapping[str, Any]) -> Text:
     state = "ready" if document["ready"] else "waiting for " + ", ".join(document["waiting_for"])
+    if document["state"] != "running":
+        state = document["state"]
     text = Text(f"stager {document['version']} on {document['host']}, process {document['process']}: ")
     text.append(state, "green" if document["ready"] else "yellow")
     return text.append(f", up {format_duration(document['uptime_s'])}")
 
 
-def _staging(staging: Mapping[str, Any]) -> RenderableType:
+def _add_staging(table: Table, staging: Mapping[str, Any]) -> None:
     cache = staging["cache"]
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row(
-        "cache",
-        _bar(cache["bytes"], cache["capacity_bytes"]),
-        _of(cache["bytes"], cache["capacity_bytes"]),
-        cache["root"],
-    )
+    _add(table, "cache", cache["root"], done=cache["bytes"], total=cache["capacity_bytes"])
     for dataset in staging["datasets"]:
-        said = f"{dataset['shards_here']} of {dataset['shards']} shards, {dataset['samples']} samples"
-        bar = _bar(dataset["bytes_here"], dataset["bytes"])
-        table.add_row(
-            "dataset", bar, _of(dataset["bytes_here"], dataset["bytes"]), f"{dataset['source']}  {said}"
-        )
+        here = f"{dataset['shards_here']} of {dataset['shards']} shards, {dataset['samples']} samples"
+        said = f"{dataset['source']}  {here}"
+        _add(table, "dataset", said, done=dataset["bytes_here"], total=dataset["bytes"])
     for shard, coming in staging["coming"].items():
-        table.add_row(
-            "coming", _bar(coming["arrived"], coming["bytes"]), _of(coming["arrived"], coming["bytes"]), shard
-        )
+        _add(table, "coming", shard, done=coming["arrived"], total=coming["bytes"])
     for reader in staging["readers"]:
-        table.add_row(
-            "reader", "", "", f"{reader['name']}  epoch {reader['epoch']}, sample {reader['position']}"
-        )
+        _add(table, "reader", f"{reader['name']}  epoch {reader['epoch']}, sample {reader['position']}")
     for shard in staging["waiting"]:
-        table.add_row(Text("waiting", "yellow"), "", "", shard)
-    problems = {**staging["problems"], **staging["failures"]}
-    for subject, reason in problems.items():
-        table.add_row(Text("failing", "red"), "", "", f"{subject}: {reason}")
-    return table
+        _add(table, "waiting", shard, style="yellow")
+    for subject, reason in {**staging["problems"], **staging["failures"]}.items():
+        _add(table, "failing", f"{subject}: {reason}", style="red")
 
 
-def _run(run: Mapping[str, Any]) -> RenderableType:
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_row("run", "", "", f"{run['run']}  watching {run['watch']}")
+def _add_run(table: Table, run: Mapping[str, Any]) -> None:
+    _add(table, "run", f"{run['run']}  watching {run['watch']}")
+    if run["problem"]:
+        _add(table, "failing", run["problem"], style="red")
     for checkpoint in run["checkpoints"]:
-        total, sent = checkpoint.get("bytes", 0), checkpoint.get("sent_bytes", 0)
-        bar: RenderableType = _bar(sent, total) if checkpoint["state"] == "uploading" else ""
-        size = _of(sent, total) if checkpoint["state"] == "uploading" else format_size(total)
         said = checkpoint["state"] + (f": {checkpoint['reason']}" if checkpoint.get("reason") else "")
-        table.add_row("checkpoint", bar, size, f"{checkpoint['name']}  {said}")
-    return table
+        total = checkpoint.get("bytes", 0)
+        if checkpoint["state"] == "uploading":
+            sent = checkpoint.get("sent_bytes", 0)
+            _add(table, "checkpoint", f"{checkpoint['name']}  {said}", done=sent, total=total)
+        else:
+            _add(table, "checkpoint", f"{checkpoint['name']}  {said}", size=format_size(total))
 
 
-def _bar(done: float, total: float) -> RenderableType:
-    return ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH)
-
-
-def _of(done: float, total: float) -> str:
-    return f"{format_size(done)} of {format_size(total)}"
+def _add(
+    table: Table,
+    label: str,
+    said: str,
+    *,
+    done: float | None = None,
+    total: float = 0,
+    size: str = "",
+    style: str = "",
+) -> None:
+    """A row, with a bar where ``done`` is known. Text throughout: names may hold what looks like markup."""
+    bar: RenderableType = ""
+    if done is not None:
+        bar = ProgressBar(total=max(total, 1), completed=done, width=BAR_WIDTH)
+        size = f"{format_size(done)} of {format_size(total)}"
+    table.add_row(Text(label, style), bar, Text(size), Text(said))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,8 @@ def load_object(raw: bytes, *, of: str) -> JsonObject:
     """The JSON object in ``raw``.
 
     Raises:
-        FormatError: Not JSON, not an object, doubled keys, or too deep; names ``of``.
+        FormatError: Not JSON, not an object, doubled keys, too deep, or with a number or text that could not be written
+            as JSON again; names ``of``.
     """
 
     def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -30,10 +32,22 @@ def load_object(raw: bytes, *, of: str) -> JsonObject:
         return found
 
     try:
-        value = json.loads(raw, object_pairs_hook=without_doubles)
+        value = json.loads(
+            raw, object_pairs_hook=without_doubles, parse_float=_finite, parse_constant=_finite
+        )
+        if b"\\ud" in raw.lower():
+            # Half of a surrogate pair is text to Python, and nothing that UTF-8 could say.
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"`{of}` is not valid JSON: {error}", subject=of) from None
     return as_object(value, at=of)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return number
 
 
 def as_object(value: object, *, at: str) -> JsonObject:

@@ -191,7 +191,8 @@ class ErrorReply:
 def encode_error(error: StagerError) -> bytes:
     """The body of a failed call."""
     reply = ErrorReply(type(error).__name__, error.message, error.subject, error.hint)
-    return json.dumps({"error": asdict(reply)}, ensure_ascii=False).encode()
+    # A message may quote what is not Unicode; it is told all the same.
+    return json.dumps({"error": asdict(reply)}, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def decode_error(raw: bytes, *, status: int) -> StagerError:

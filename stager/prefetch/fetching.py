@@ -84,13 +84,12 @@ class Fetcher:
     async def _failed(self, key: ShardKey, error: StagerError) -> None:
         """Remember a failure and when to try again; what no retry mends is told to those who wait at once."""
         failure = self._failures.note(key, error, asyncio.get_running_loop().time())
-        dataset = self._cache.datasets[key.dataset]
-        if isinstance(error, IntegrityError | NotFound) and await self._sources.has_changed(dataset):
-            error = failure.error = type(error)(
-                f"{error.message}; `{dataset.source}` has been packed anew since it was opened",
-                subject=error.subject,
-                hint="open the dataset again: it has other content, and states of the old one do not fit it",
-            )
+        if isinstance(error, IntegrityError | NotFound):
+            failure.settled = False
+            try:
+                error = failure.error = await self._explained(key, error)
+            finally:
+                failure.settled = True
         level = logging.WARNING if may_pass(error) else logging.ERROR
         level = level if failure.tries == 1 else logging.DEBUG
         event(
@@ -102,3 +101,14 @@ class Fetcher:
                 self._failures.retry_now(key)
         elif not may_pass(error):
             self._waiters.answer(key, error)
+
+    async def _explained(self, key: ShardKey, error: StagerError) -> StagerError:
+        """The error, told with its reason where the dataset was packed anew."""
+        dataset = self._cache.datasets[key.dataset]
+        if not await self._sources.has_changed(dataset):
+            return error
+        return type(error)(
+            f"{error.message}; `{dataset.source}` has been packed anew since it was opened",
+            subject=error.subject,
+            hint="open the dataset again: it has other content, and states of the old one do not fit it",
+        )

@@ -19,7 +19,7 @@ _NOW = -1.0
 
 
 class Held(Protocol):
-    """A shard that is here: its bytes, and when it was last used."""
+    """A shard that is here: its bytes, and when a reader last asked for it, negative if none did since the start."""
 
     @property
     def size(self) -> int: ...
@@ -159,8 +159,11 @@ class _Room(Generic[Key]):
         lacking = size - own - self.free
         chosen: list[Key] = []
         if lacking > 0:
-            for next_use, _, victim in reversed(self._sorted_victims()):
+            for next_use, unused, victim in reversed(self._sorted_victims()):
                 if lacking <= 0 or next_use <= distance:
+                    break
+                if distance == EVENTUALLY and unused <= 0:
+                    # What somebody uses, if only by asking, is worth more than what somebody may use some day.
                     break
                 if victim != key and victim in self._held:
                     chosen.append(victim)
@@ -184,8 +187,8 @@ class _Room(Generic[Key]):
                     continue
                 shard = snapshot.here.get(key)
                 # What is only partly here is of less worth than what is whole.
-                last_used_s = NEVER if shard is None else -shard.last_used_s
-                victims.append((snapshot.next_use(key), last_used_s, key))
+                unused = NEVER if shard is None else -shard.last_used_s
+                victims.append((snapshot.next_use(key), unused, key))
             self._victims = sorted(victims, key=lambda victim: victim[:2])
         return self._victims
 

@@ -38,6 +38,9 @@ LOOK_AGAIN_S = 5.0
 MOVES_GATHERED_S = 1.0
 
 
+Use = tuple[float, ShardKey, int]
+
+
 @dataclass(frozen=True, slots=True)
 class StagingOptions:
     """Bounds of staging: shards fetched at once ahead of need (as many again on demand), and those of each download."""
@@ -251,17 +254,20 @@ class StagingService:
         self._problems[source] = error.message
 
     async def _wait_for(self, key: ShardKey, *, damaged: bool) -> None:
-        if damaged and key in self._cache.shards and await self._cache.is_sound(key):
-            return
-        while not (key in self._cache.shards and await self._cache.is_there(key)):
+        cache = self._cache
+        if damaged and key in cache.shards:
+            await cache.is_sound(key)
+        while True:
+            if key in cache.shards:
+                # Before the file is looked at: from here on it is not given up until the reader has had time to open it.
+                self._waiters.hand_over(key)
+                cache.shards[key].last_used_s = asyncio.get_running_loop().time()
+                if await cache.is_there(key):
+                    return
             async with self._waiters.waiting(key) as answered:
                 self._failures.retry_now(key)
                 self._wake.set()
                 await answered
-        now = asyncio.get_running_loop().time()
-        self._waiters.hand_over(key, now)
-        if key in self._cache.shards:
-            self._cache.shards[key].last_used_s = now
 
     async def _step(self, group: asyncio.TaskGroup) -> None:
         """Decide at one instant, then act: count what is decided at once, move files afterwards."""
@@ -280,18 +286,28 @@ class StagingService:
             self._wake.set()
             return
         for eviction in decided.evict:
+            if eviction.key in self._waiters.handed_over():
+                # While other files were removed, a reader was told that this one is there: the plan is void.
+                self._wake.set()
+                return
             event(log, logging.INFO, "shard.evicted", shard=eviction.key, reason=eviction.reason)
             self._evicted += eviction.key in cache.shards
             await cache.give_up(eviction.key)
         for fetch in decided.fetch:
             cache.reserve(fetch.key, fetch.size)
             group.create_task(self._fetcher.fetch(fetch.key))
-        if decided.blocked is not None and not cache.coming and not self._waiters.handed_over(now):
+        if decided.blocked is not None and not cache.coming and not self._waiters.handed_over():
             self._refuse(decided.blocked)
 
     def _decide(self, now: float) -> Plan[ShardKey]:
         cache, failures = self._cache, self._failures
         readers = list(self._readers.values())
+        unread = self._unread(readers)
+        distance, unread_ids = self._schedules.next_use(readers), {dataset.id for dataset in unread}
+
+        def next_use(key: ShardKey) -> float:
+            return EVENTUALLY if key.dataset in unread_ids else distance(key)
+
         wanted_coming = sum(key in self._waiters for key in cache.coming)
         return plan(
             Snapshot(
@@ -299,28 +315,29 @@ class StagingService:
                 here=cache.shards,
                 coming=cache.coming,
                 partial=cache.partial,
-                kept=self._waiters.handed_over(now),
+                kept=self._waiters.handed_over(),
                 wanted=[
                     (key, cache.entry(key).size) for key in self._waiters.keys if failures.may_try(key, now)
                 ],
-                upcoming=(use for use in self._upcoming(readers) if failures.may_try(use[1], now)),
-                next_use=self._schedules.next_use(readers),
+                upcoming=(use for use in self._upcoming(readers, unread) if failures.may_try(use[1], now)),
+                next_use=next_use,
                 # What is fetched on demand takes no place of what is fetched ahead, nor the other way round.
                 slots=self._options.concurrent_shards - (len(cache.coming) - wanted_coming),
                 wanted_slots=self._options.concurrent_shards - wanted_coming,
             )
         )
 
-    def _upcoming(self, readers: Sequence[Reader]) -> Iterator[tuple[float, ShardKey, int]]:
-        """What readers need next, then, as far as there is room, the configured datasets nobody has announced."""
+    def _upcoming(self, readers: Sequence[Reader], unread: Sequence[CachedDataset]) -> Iterator[Use]:
+        """What readers need next, then, as far as there is room, what is configured and nobody has announced."""
         yield from self._schedules.upcoming(readers)
+        for dataset in unread:
+            for key, shard in zip(dataset.keys, dataset.manifest.shards, strict=True):
+                yield EVENTUALLY, key, shard.size
+
+    def _unread(self, readers: Sequence[Reader]) -> list[CachedDataset]:
         read = {reader.dataset.id for reader in readers}
-        for source in self._configured:
-            dataset = self._sources.current.get(source)
-            if dataset is not None and dataset.id not in read:
-                # Last of all that has a use, before what has none.
-                for key, shard in zip(dataset.keys, dataset.manifest.shards, strict=True):
-                    yield EVENTUALLY, key, shard.size
+        opened = [self._sources.current.get(source) for source in self._configured]
+        return [dataset for dataset in opened if dataset is not None and dataset.id not in read]
 
     def _refuse(self, key: ShardKey) -> None:
         """Tell those who wait for a shard that there is no room, and that none will come by itself."""
@@ -344,7 +361,7 @@ class StagingService:
         retry_at_s = self._failures.next_retry_s(now)
         if retry_at_s is not None:
             waits.append(retry_at_s - now)
-        if self._waiters.keys and self._waiters.handed_over(now):
+        if self._waiters.keys and self._waiters.handed_over():
             waits.append(HAND_OVER_S)
         return max(0.01, min(waits))
 

@@ -12,7 +12,7 @@ from stager.backoff import backoff_s
 from stager.cache.layout import ShardKey
 from stager.errors import IntegrityError, StagerError
 
-HAND_OVER_S = 2.0
+HAND_OVER_S = 0.5
 DAMAGED_FIRST_S = 60.0
 DAMAGED_LONGEST_S = 3600.0
 
@@ -40,6 +40,8 @@ class Waiters:
         try:
             yield waiter
         finally:
+            if waiter.done() and not waiter.cancelled():
+                waiter.exception()  # looked at, also where the wait ended in the same instant for another reason
             left = self._waiting[key]
             left.remove(waiter)
             if not left:
@@ -47,6 +49,8 @@ class Waiters:
 
     def answer(self, key: ShardKey, error: StagerError | None = None) -> None:
         """Tell all who wait for a shard that it is there, or why not."""
+        if error is None and key in self._waiting:
+            self.hand_over(key)
         for waiter in self._waiting.get(key, []):
             if waiter.done():
                 continue
@@ -55,23 +59,28 @@ class Waiters:
             else:
                 waiter.set_exception(error)
 
-    def hand_over(self, key: ShardKey, now: float) -> None:
-        """A reader was told that the shard is there, and has not opened it yet."""
-        self._handed_over[key] = now
+    def hand_over(self, key: ShardKey) -> None:
+        """A reader is being told that the shard is there, and has yet to open it."""
+        self._handed_over[key] = asyncio.get_running_loop().time()
 
-    def handed_over(self, now: float) -> set[ShardKey]:
+    def handed_over(self) -> set[ShardKey]:
         """Shards that a reader is about to open: not to be given up under its hands."""
+        now = asyncio.get_running_loop().time()
         self._handed_over = {key: at for key, at in self._handed_over.items() if now - at < HAND_OVER_S}
         return set(self._handed_over)
 
 
 @dataclass(slots=True)
 class Failure:
-    """Why a shard could not be fetched, how often in a row, and when it is tried again."""
+    """Why a shard could not be fetched, how often in a row, and when it is tried again.
+
+    While it is not ``settled``, somebody finds out more about it: no other try begins.
+    """
 
     error: StagerError
     tries: int
     retry_at_s: float
+    settled: bool = True
 
 
 class Failures:
@@ -109,7 +118,7 @@ class Failures:
 
     def may_try(self, key: ShardKey, now: float) -> bool:
         failure = self._failures.get(key)
-        return failure is None or failure.retry_at_s <= now
+        return failure is None or (failure.settled and failure.retry_at_s <= now)
 
     def next_retry_s(self, now: float) -> float | None:
         """When the next failed shard may be tried again, or None."""

@@ -62,19 +62,13 @@ def entrances(config: Config) -> list[Entrance]:
     return list(found.values())
 
 
-def check_urls(config: Config) -> None:
-    """ConfigError with every URL of a configuration that names no store which stager could open."""
-    problems = []
-    places = [(f"dataset[{n}].source", section.source) for n, section in enumerate(config.dataset)]
-    places += [(f"checkpoint[{n}].run", section.run) for n, section in enumerate(config.checkpoint)]
-    for place, url in places:
-        try:
-            parse_url(url)
-        except StagerError as error:
-            problems.append(f"  {place}: {error.message}" + (f"; {error.hint}" if error.hint else ""))
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"the configuration has {count}:\n" + "\n".join(problems), subject="configuration")
+def url_problem(url: str) -> str:
+    """What is wrong with a URL that names no store which stager could open, or nothing."""
+    try:
+        parse_url(url)
+    except StagerError as error:
+        return error.message + (f"; {error.hint}" if error.hint else "")
+    return ""
 
 
 class AccessService:

@@ -17,14 +17,14 @@ from stager.cache.layout import CacheLayout
 from stager.cache.shards import ShardCache
 from stager.clock import Clock, SystemClock
 from stager.config import Config
-from stager.disk import LocalDisk
-from stager.errors import StagerError
+from stager.disk import Disk, LocalDisk
+from stager.errors import ConfigError, StagerError
 from stager.journal import Journal
 from stager.logs import event
 from stager.offload import ThreadOffload
 from stager.prefetch.service import StagingOptions, StagingService
 from stager.service import Supervisor
-from stager.sidecar.access import AccessService, check_urls, entrances
+from stager.sidecar.access import AccessService, entrances
 from stager.sidecar.control import ControlRoutes, ControlService
 from stager.sidecar.daemon import CheckpointService, Daemon, Sealing
 from stager.sidecar.heartbeat import HeartbeatService
@@ -43,7 +43,6 @@ R = TypeVar("R")
 
 def run_daemon(config: Config) -> int:
     """`serve` on a loop of its own, uvloop's where it is there."""
-    check_urls(config)
     factory: Callable[[], asyncio.AbstractEventLoop] | None = None
     with suppress(ImportError):
         import uvloop
@@ -64,13 +63,13 @@ async def serve(config: Config) -> int:
     install(stop)
     disk, clock, chance = LocalDisk(), SystemClock(), random.Random()
     async with AsyncExitStack() as stack:
-        disk.make_directory(config.node.cache)
+        _make_directories(config, disk)
         holder = f"stager daemon, process {os.getpid()} on {socket.gethostname()}"
         stack.enter_context(disk.lock(CacheLayout(config.node.cache).lock, holder))
-        offload = ThreadOffload()
-        stack.callback(offload.close)
         journal = Journal(f"{config.node.cache}/journal.sqlite", disk)
         stack.callback(journal.close)
+        offload = ThreadOffload()
+        stack.callback(offload.close)
         tools = Tools(disk, offload, memory=ByteBudget(config.node.memory_bytes), random=chance)
         limits = config.limits
         upload, download = RateLimit(limits.upload), RateLimit(limits.download)
@@ -91,6 +90,28 @@ async def serve(config: Config) -> int:
             return await make_daemon(config, stores, tools, clock, stop, checkpoints).run()
         except BaseExceptionGroup as group:
             raise _first_error(group) from group
+
+
+def _make_directories(config: Config, disk: Disk) -> None:
+    """ConfigError with every directory of the configuration that cannot be made."""
+    wanted = {"node.cache": config.node.cache, "node.socket": os.path.dirname(config.node.socket)}
+    wanted |= {f"checkpoint[{n}].watch": section.watch for n, section in enumerate(config.checkpoint)}
+    problems = []
+    for place, path in wanted.items():
+        try:
+            disk.make_directory(path)
+            disk.list_names(path)
+        except OSError as error:
+            reason = "exists and is no directory" if isinstance(error, FileExistsError) else error.strerror
+            problems.append(f"  {place}: `{path}` {reason}")
+        except StagerError as error:
+            problems.append(f"  {place}: {error.message}")
+    if problems:
+        raise ConfigError(
+            "\n".join(["the directories of the configuration cannot be used:", *problems]),
+            subject="configuration",
+            hint="name directories that the user of the daemon may write into",
+        )
 
 
 def make_daemon(

@@ -35,6 +35,7 @@ from stager.logs import event
 log = logging.getLogger("stager.control")
 
 SHUTDOWN_S = 2.0
+BACKLOG = 1024
 
 _STATUSES: tuple[tuple[type[StagerError], int], ...] = (
     (UsageError, 400),
@@ -161,7 +162,7 @@ class ControlService:
         return _json(body, status=503 if waiting_for else 200)
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json(json.dumps(self._routes.status(), ensure_ascii=False).encode())
+        return _json(json.dumps(self._routes.status(), ensure_ascii=False).encode("utf-8", "replace"))
 
     async def _open(self, request: web.Request) -> web.Response:
         return _json(
@@ -216,16 +217,18 @@ def claim_socket(path: str, disk: Disk) -> socket.socket:
             )
         disk.remove(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode is right from the first instant: a umask, not a chmod after the bind.
-    before = os.umask(0o177)
     try:
         listener.bind(path)
-    except BaseException:
+        # Between the two nobody can connect, for nobody listens yet. A umask would be the whole process's.
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+    except OSError as error:
         listener.close()
-        raise
-    finally:
-        os.umask(before)
-    listener.listen(128)
+        raise ConfigError(
+            f"cannot listen on node.socket `{path}`: {error.strerror}",
+            subject=path,
+            hint="name a path in a directory that the daemon's user may write to",
+        ) from error
     return listener
 
 

@@ -1,4 +1,4 @@
-"""Signals: the first SIGTERM or SIGINT drains, the second aborts; SIGUSR2 turns debug logging on and off."""
+"""Signals: the first SIGTERM, SIGINT or SIGHUP drains, the second aborts; SIGUSR2 turns debug logging on and off."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ class Stop:
 def install(stop: Stop) -> None:
     """Route the process's signals to ``stop``, for the life of the running loop."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Who started us with a signal ignored (nohup, a shell's `&`) meant it.
+        if number != signal.SIGTERM and signal.getsignal(number) is signal.SIG_IGN:
+            continue
         loop.add_signal_handler(number, stop.ask, signal.Signals(number).name)
     loop.add_signal_handler(signal.SIGUSR2, _toggle_debug)
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -47,6 +49,23 @@ def load_dcp(folder: str) -> None:
     state["cursor"] = {"position": 0}
     dcp.load(state, checkpoint_id=folder, no_dist=True)
     assert same(state, made_state()), "the restored state differs"
+
+
+def save_dcp_rotating(folder: str) -> None:
+    """Five saves, each of other values; the one before is removed as soon as the next is there."""
+    for step in range(1, 6):
+        dcp.save(made_state(seed=step), checkpoint_id=f"{folder}/step-{step}", no_dist=True)
+        if step > 1:
+            shutil.rmtree(f"{folder}/step-{step - 1}")
+        time.sleep(1.0)
+
+
+def load_dcp_rotated(folder: str) -> None:
+    """Fails unless every ``step-<N>`` that is there equals what was saved for it."""
+    for path in Path(folder).iterdir():
+        state = made_state(seed=99)
+        dcp.load(state, checkpoint_id=path, no_dist=True)
+        assert same(state, made_state(seed=int(path.name.split("-")[1]))), f"{path} differs"
 
 
 def save_dcp_ranks(folder: str, rank: str, world: str) -> None:

@@ -39,7 +39,7 @@ def age(path: Path, seconds: float) -> None:
 def test_dcp_of_one_process(copied: Copy) -> None:
     """A real DCP save is complete; its marker is known as such."""
     verdict = judged(copied("save_dcp", "step-100"))
-    assert verdict == Complete("torch_dcp", 100, (".metadata", "__0_0.distcp"), 2.0, (".metadata",), ranks=1)
+    assert verdict == Complete("torch_dcp", 100, (".metadata", "__0_0.distcp"), 0.5, (".metadata",), ranks=1)
 
 
 def test_dcp_of_two_ranks(copied: Copy) -> None:

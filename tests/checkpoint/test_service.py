@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from stager.errors import DeadlineExceeded, IntegrityError, NotFound, Unavailabl
 from stager.formats.commits import CheckpointManifest
 from stager.formats.wire import SealRequest
 from stager.journal import Journal
-from stager.offload import InlineOffload
+from stager.offload import InlineOffload, ThreadOffload
 from stager.store.api import ObjectStore
 from stager.store.memory import MemoryBucket, MemoryStore
 from stager.transfer.tools import Tools
@@ -39,6 +39,7 @@ class Place:
         self.bucket = MemoryBucket()
         self.journal = Journal(":memory:", DISK)
         self.lives = 0
+        self.threads = ThreadOffload(disk_threads=4, hash_threads=1)
 
     @property
     def store(self) -> MemoryStore:
@@ -75,8 +76,11 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.threads.close()
+    made.journal.close()
 
 
 async def until(condition: Callable[[], bool], *, deadline_s: float = 20.0) -> None:
@@ -217,10 +221,54 @@ async def test_retention_in_the_run_and_in_the_folder(place: Place) -> None:
     assert place.bodies("step-3") == {} and place.bodies("step-8")
 
 
+async def test_rotation_touches_only_what_is_committed_and_unchanged(place: Place) -> None:
+    """What was sealed on request goes as well; what was written into since its commit stays."""
+    service = place.service(keep_local=1)
+    async with running(service):
+        for name in ("first", "second"):
+            folder = place.watch / name
+            folder.mkdir()
+            (folder / "weights.bin").write_bytes(name.encode() * 1000)
+            await service.seal(SealRequest(str(folder), wait=True, deadline_s=20))
+        (place.watch / "second" / "more.txt").write_text("written later")
+        place.save(1)
+        await drained(service)
+        await until(lambda: not (place.watch / "first").exists())
+        assert (place.watch / "second" / "more.txt").exists() and (place.watch / "step-1").exists()
+
+
+async def test_a_trainer_that_rotates_at_once(place: Place, tmp_path: Path) -> None:
+    """Real DCP saves, each removed when the next is there, while the service looks on: none is taken by halves.
+
+    Each save is committed or told as vanished; the last one is committed; torch loads all that are committed.
+    """
+    service = make_service(
+        place.store,
+        DISK,
+        place.journal,
+        SystemClock(),
+        watch=str(place.watch),
+        offload=place.threads,
+        rescan_s=0.5,
+        hints=True,
+    )
+    async with running(service):
+        await asyncio.to_thread(run_framework, ("save_dcp_rotating", str(place.watch)))
+        await drained(service)
+    names = await place.names()
+    assert names[-1] == "step-5"
+    assert len(names) + service.status()["vanished"] == 5
+    for name in names:
+        manifest = await read_manifest(place.store, name)
+        assert manifest is not None
+        await restore(place.store, manifest, str(tmp_path / "back" / name), Tools(DISK, InlineOffload()))
+    await asyncio.to_thread(run_framework, ("load_dcp_rotated", str(tmp_path / "back")))
+
+
 async def test_nodes_commit_together(tmp_path: Path) -> None:
     """Two nodes with disks of their own: no manifest before both parts, then one with the files of both."""
-    first, second = Place(tmp_path), Place(tmp_path / "b") if (tmp_path / "b").mkdir() is None else None  # type: ignore[redundant-expr]
-    assert second is not None
+    (tmp_path / "other").mkdir()
+    first, second = Place(tmp_path), Place(tmp_path / "other")
     second.bucket = first.bucket
     one = first.service(node=0, nodes=2)
     two = second.service(node=1, nodes=2)

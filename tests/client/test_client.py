@@ -126,7 +126,7 @@ def test_commit_without_a_daemon_is_logged(tmp_path: Path, caplog: pytest.LogCap
     """The marker is what counts; a daemon that is away is said and ignored."""
     commit(tmp_path, socket=str(tmp_path / "none"))
     assert json.loads((tmp_path / COMMIT_MARKER_NAME).read_bytes())["step"] is None
-    assert [record.message for record in caplog.records] == ["commit.ping_failed"]
+    assert [record.msg for record in caplog.records] == ["commit.ping_failed"]
 
 
 def test_commit_refuses_what_cannot_be_meant(tmp_path: Path) -> None:

@@ -6,7 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from stager.config import load_config, load_store_section
+from stager.config import (
+    CheckpointSection,
+    DatasetSection,
+    KeepSection,
+    LimitsSection,
+    LogSection,
+    NodeSection,
+    StoreSection,
+    TierSection,
+    load_config,
+    load_store_section,
+)
 from stager.errors import ConfigError
 from stager.units import format_duration, format_size, parse_rate, parse_size
 
@@ -130,6 +141,7 @@ def test_slips_of_the_pen(tmp_path: Path, change: str, told: str) -> None:
             'watch = "/mnt/nvme/checkpoints"\n[[checkpoint]]\nrun = "x"\nwatch = "/mnt/nvme/checkpoints/"',
             "watched twice",
         ),
+        ('watch = "/c"\n[[checkpoint]]\nrun = "s3://b/r/"\nwatch = "/d"', "go into the run"),
     ],
 )
 def test_folders_that_cannot_be_watched(tmp_path: Path, change: str, told: str) -> None:
@@ -165,6 +177,16 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
     assert loaded.origins["node.cache"] == "environment STAGER_NODE__CACHE"
     with pytest.raises(ConfigError, match=r"node\.colour: there is no such key"):
         load_config(write(tmp_path, GOOD), {"STAGER_NODE__COLOUR": "red"})
+    for name in ("STAGER_NODES__CACHE", "STAGER_DATASET__SOURCE"):
+        with pytest.raises(ConfigError, match=f"{name}: there is no such key"):
+            load_config(write(tmp_path, GOOD), {name: "x"})
+
+
+def test_a_tier_that_is_not_there_yet(tmp_path: Path) -> None:
+    """A tier on a path is refused with what this version can do."""
+    text = GOOD.replace("tiers = [{url", 'tiers = [{path = "/lustre/ckpt"}, {url')
+    with pytest.raises(ConfigError, match=r"checkpoint\[0\]\.tiers\[0\]: a tier between"):
+        load_config(write(tmp_path, text), {})
 
 
 def test_commands_without_a_daemon_need_only_the_store(tmp_path: Path) -> None:
@@ -213,3 +235,27 @@ def test_for_people() -> None:
         "10.0 TB",
     ]
     assert [format_duration(s) for s in (0, 59.4, 65, 7260)] == ["0 s", "59 s", "1 min 05 s", "2 h 01 min"]
+
+
+def test_every_key_does_something() -> None:
+    """No key is accepted that nothing reads."""
+    sources = "".join(
+        path.read_text()
+        for path in (Path(__file__).parents[2] / "stager").rglob("*.py")
+        if path.name != "config.py"
+    )
+    sections = [
+        NodeSection,
+        StoreSection,
+        DatasetSection,
+        CheckpointSection,
+        TierSection,
+        KeepSection,
+        LimitsSection,
+        LogSection,
+    ]
+    # `keep` folds a tier's rule into the section, in config.py.
+    unread = {name for section in sections for name in section.model_fields if f".{name}" not in sources} - {
+        "tiers"
+    }
+    assert not unread

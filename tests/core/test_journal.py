@@ -55,3 +55,28 @@ def test_a_damaged_value_is_no_value(tmp_path: Path) -> None:
     journal._database.execute("INSERT INTO notes VALUES ('t', 'k', '{broken'), ('t', 'l', '[1]')")
     assert journal.get("t", "k") is None and journal.get("t", "l") is None
     journal.close()
+
+
+def test_a_full_disk_costs_only_notes(tmp_path: Path) -> None:
+    """While nothing can be written, nothing is; what was noted before is still there, and writing goes on afterwards."""
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(str(path), LocalDisk())
+    journal.put("upload", "before", {"id": 1})
+    pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
+    journal._database.execute(f"PRAGMA max_page_count = {pages}")
+    journal.put("upload", "large", {"id": "x" * 100_000})
+    assert journal.get("upload", "large") is None and journal.get("upload", "before") == {"id": 1}
+    journal._database.execute("PRAGMA max_page_count = 1000000")
+    journal.put("upload", "large", {"id": "x" * 100_000})
+    assert journal.get("upload", "large") is not None
+    journal.close()
+    assert not (tmp_path / "journal.sqlite.damaged").exists()
+
+
+def test_a_place_that_takes_no_database(tmp_path: Path) -> None:
+    """A journal that cannot be made is kept in memory: the daemon starts."""
+    (tmp_path / "journal.sqlite").mkdir()
+    journal = Journal(str(tmp_path / "journal.sqlite"), LocalDisk())
+    journal.put("upload", "a", {"id": 1})
+    assert journal.get("upload", "a") == {"id": 1}
+    journal.close()

@@ -17,26 +17,23 @@ def config_of(source: str, folder: Path, run: str = "") -> str:
     return f'cache_bytes = "100MB"\n[[dataset]]\nsource = "{source}"\n{checkpoint}'
 
 
-@pytest.mark.parametrize("wrong", ["secret", "key", "bucket", "run"])
+@pytest.mark.parametrize("wrong", ["secret", "buckets"])
 def test_stores_that_no_wait_mends(tmp_path: Path, seaweedfs: S3Endpoint, wrong: str) -> None:
     """Wrong credentials and unknown buckets, of datasets and of runs: exit code 12."""
     environment = seaweedfs.environment()
     if wrong == "secret":
         environment["AWS_SECRET_ACCESS_KEY"] = "another-secret"
-    if wrong == "key":
-        environment["AWS_ACCESS_KEY_ID"] = "nobody"
-    source = "s3://no-such-bucket-here/dataset" if wrong == "bucket" else f"s3://{BUCKET}/none"
-    run = "s3://no-such-bucket-here/run" if wrong == "run" else ""
-    with daemon(tmp_path, environment, config_of(source, tmp_path, run)) as made:
+        config = config_of(f"s3://{BUCKET}/none", tmp_path)
+    else:
+        config = config_of("s3://no-such-bucket/dataset", tmp_path, "s3://nor-this-one/run")
+    with daemon(tmp_path, environment, config) as made:
         done = stager("run", "--config", str(made.config), environment=environment)
     assert done.returncode == 12, done.stderr
     told = done.stderr[done.stderr.index("error:") :]
-    assert (
-        "hint:" in told
-        and "Traceback" not in done.stderr
-        and environment["AWS_SECRET_ACCESS_KEY"] not in done.stderr
-    )
-    assert ("no-such-bucket-here" if wrong in ("bucket", "run") else BUCKET) in told
+    assert "hint:" in told and "Traceback" not in done.stderr
+    assert environment["AWS_SECRET_ACCESS_KEY"] not in done.stderr
+    for name in (BUCKET,) if wrong == "secret" else ("no-such-bucket", "nor-this-one"):
+        assert name in told
 
 
 def test_a_dataset_that_is_not_there_yet(tmp_path: Path, seaweedfs: S3Endpoint) -> None:
@@ -87,3 +84,17 @@ def test_a_missing_configuration() -> None:
     """Its name, and what to do."""
     done = stager("run", "--config", "/nowhere/stager.toml", environment={})
     assert done.returncode == 10 and "/nowhere/stager.toml" in done.stderr and "hint:" in done.stderr
+
+
+@pytest.mark.parametrize("place", ["node.cache", "checkpoint[0].watch"])
+def test_directories_that_cannot_be(tmp_path: Path, place: str) -> None:
+    """A file where a directory should be: exit code 10, naming key and path."""
+    (tmp_path / "file").write_text("x")
+    paths = {"node.cache": tmp_path / "c", "checkpoint[0].watch": tmp_path / "w", place: tmp_path / "file"}
+    config = tmp_path / "stager.toml"
+    config.write_text(
+        f'[node]\ncache = "{paths["node.cache"]}"\ncache_bytes = "1MB"\nsocket = "{tmp_path}/s"\n'
+        f'[[checkpoint]]\nwatch = "{paths["checkpoint[0].watch"]}"\nrun = "{tmp_path}/run"\n'
+    )
+    done = stager("run", "--config", str(config), environment={})
+    assert done.returncode == 10 and f"{place}: `{tmp_path}/file`" in done.stderr and "hint:" in done.stderr

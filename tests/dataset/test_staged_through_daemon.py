@@ -79,7 +79,7 @@ def test_a_small_cache_is_said(tmp_path: Path, origin: Path, caplog: pytest.LogC
     with daemon_at(tmp_path, origin) as daemon:
         daemon.cache_bytes = 10
         numbers(StagedDataset(SOURCE, socket=str(daemon.socket)))
-    records = [record for record in caplog.records if record.message == "cache.smaller_than_window"]
+    records = [record for record in caplog.records if record.msg == "cache.smaller_than_window"]
     assert len(records) == 1
     assert records[0].fields["cache_bytes_needed"] == 1000
 

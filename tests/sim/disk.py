@@ -197,6 +197,9 @@ class SimulatedDisk:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), root)
         return [(name[len(root) + 1 :], self._stat(self.live[name])) for name in self._below(root)]
 
+    def resolve(self, path: str) -> str:
+        return path
+
     def usage(self, path: str) -> Usage:
         self.world.step(f"statvfs {path}")
         return Usage(self.capacity_bytes, self.capacity_bytes - self.used_bytes())

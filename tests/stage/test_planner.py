@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stager.prefetch.planner import NEVER, Plan, Snapshot, plan
+from stager.prefetch.planner import EVENTUALLY, NEVER, Plan, Snapshot, plan
 
 
 def make_plan(
@@ -193,3 +193,28 @@ def test_what_staging_has_counts_for_its_own_shard() -> None:
         capacity_bytes=20, here={"b": Here(10, 5.0)}, partial={"a": 10}, wanted=[("c", 10)], upcoming=[]
     )
     assert [eviction.key for eviction in other.evict] == ["a"]
+
+
+def test_what_may_be_used_some_day_displaces_nothing_that_is_used() -> None:
+    """Without an order, prefetching takes the room of what nobody asked for, never of what somebody did."""
+
+    def some_day(here: dict[str, Here]) -> Plan[str]:
+        return plan(
+            Snapshot(
+                capacity_bytes=20,
+                here=here,
+                coming={},
+                partial={},
+                kept=(),
+                wanted=[],
+                upcoming=[(EVENTUALLY, "new", 10)],
+                next_use=lambda key: EVENTUALLY if key == "sibling" else NEVER,
+                slots=1,
+                wanted_slots=1,
+            )
+        )
+
+    assert [
+        eviction.key for eviction in some_day({"used": Here(10, 5.0), "stale": Here(10, -1.0)}).evict
+    ] == ["stale"]
+    assert some_day({"used": Here(10, 5.0), "sibling": Here(10, -1.0)}).evict == ()
