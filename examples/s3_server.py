@@ -149,6 +149,17 @@ def find_program(name: str) -> str | None:
     return str(beside) if beside.exists() else shutil.which(name)
 
 
+def is_free(port: int) -> bool:
+    """Whether nobody listens at this port; otherwise his answers would pass for our server's."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 class SeaweedServer:
     """SeaweedFS: master, volume server, filer and S3 gateway in one process on 127.0.0.1."""
 
@@ -178,7 +189,9 @@ class SeaweedServer:
             raise ServerFailed(
                 f"`{name}` is no name for a bucket: 3 to 63 small letters, digits, dots and hyphens"
             )
-        if http_body(f"http://127.0.0.1:{self._filer_port}/buckets/{name}/", method="POST") is None:
+        folder = f"http://127.0.0.1:{self._filer_port}/buckets/{name}/"
+        # In a folder that was served before, the bucket is there already.
+        if http_body(folder) is None and http_body(folder, method="POST") is None:
             raise ServerFailed(f"bucket `{name}` could not be made\n{self._process.log_tail()}")
 
     def wait(self) -> int:
@@ -270,6 +283,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bucket", action="append", default=[], help="make this bucket; may be given again")
     parser.add_argument("--data", type=Path, help="keep the data here instead of in a temporary folder")
     options = parser.parse_args(arguments)
+    if not is_free(options.port):
+        print(
+            f"port {options.port} is taken, perhaps by another s3_server.py; --port takes another",
+            file=sys.stderr,
+        )
+        return 1
     with contextlib.ExitStack() as stack:
         folder = options.data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stager-s3-")))
         try:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from s3_server import S3Endpoint, ServerProcess
+import pytest
+
+from s3_server import S3Endpoint, SeaweedServer, ServerProcess
+from s3_server import main as serve
 from tests.servers.choice import BUCKET, make_bucket
 
 
@@ -56,3 +60,19 @@ def test_child_dies_with_its_parent(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
     assert wait_gone(pid)
+
+
+def test_a_port_that_is_taken_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Another server's answers do not pass for ours."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert serve(["--port", str(port)]) == 1
+    assert str(port) in capsys.readouterr().err
+
+
+def test_a_folder_is_served_again(tmp_path: Path) -> None:
+    """``--data`` keeps a bucket over a restart."""
+    for _ in range(2):
+        SeaweedServer(tmp_path, buckets=["kept"]).kill()
