@@ -23,7 +23,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "python3.11 is needed and was not found"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	    { echo "Python 3.11 or later is needed; $(PYTHON) is older (make PYTHON=/path/to/python3.11)"; exit 1; }
-	@echo "Setting up $(VENV) with $(PYTHON): takes a minute or two, only now and after a change of dependencies."
+	@echo "Setting up $(VENV) with $(PYTHON): takes some minutes (torch is large), only now and after a change of dependencies."
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --no-compile $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
 	@touch $@

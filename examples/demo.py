@@ -129,8 +129,11 @@ def main() -> None:
     PLACE.mkdir()
     began = time.monotonic()
     heading("1. A real S3 server on this machine")
-    show("python", "examples/s3_server.py", "--bucket", BUCKET, "&")
     server = SeaweedServer(PLACE / "s3", buckets=[BUCKET])
+    show("source", relative(Path(sys.executable).parent / "activate"))
+    port = server.endpoint.endpoint.rpartition(":")[2]
+    data = relative(PLACE / "s3")
+    show("python", "examples/s3_server.py", "--bucket", BUCKET, "--port", port, "--data", data, "&")
     try:
         demo = Demo(server.endpoint)
         out.print(
@@ -155,7 +158,9 @@ def main() -> None:
     finally:
         server.kill()
     out.print(
-        f"\nDone in {time.monotonic() - began:.0f} s. What it left is in {relative(PLACE)}.", markup=False
+        f"\nDone in {time.monotonic() - began:.0f} s. What it left is in {relative(PLACE)}: with the commands"
+        " of 1 and 3 server and daemon run again on it, for `stager status`, `stager ls`, ...",
+        markup=False,
     )
 
 
