@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stager.cli.output import command, console, print_json, talk
+from stager.cli.output import command, console, print_json
 from stager.errors import DeadlineExceeded, NotFound, UsageError
 
 LOOK_AGAIN_S = 5.0
@@ -88,9 +88,10 @@ def restore_checkpoint(
         print_json(said)
     else:
         files = f"{len(manifest.files)} files, {format_size(manifest.size)}"
-        console().print(f"restored {manifest.checkpoint} to {target}: {files}, all verified", markup=False)
+        out = console()
+        out.print(f"restored {manifest.checkpoint} to {target}: {files}, all verified", markup=False)
         if manifest.cursor is not None:
-            talk().print("its dataset position is in its .stager-commit.json", markup=False)
+            out.print("  its place in the data is in its .stager-commit.json; read_commit() gives it")
 
 
 def _step_number(step: str) -> int | None:
