@@ -66,8 +66,24 @@ def status(
     if as_json:
         print_json(document)
     else:
-        console().print(render(document))
+        console().print(_rendered(document, path))
     return 0
+
+
+def _rendered(document: Mapping[str, Any], socket: str) -> RenderableType:
+    from stager import __version__
+    from stager.errors import FormatError
+
+    try:
+        return render(document)
+    except (KeyError, TypeError) as error:
+        # A daemon that goes on running while stager is upgraded below it.
+        raise FormatError(
+            f"the daemon at `{socket}` is stager {document.get('version', '?')}, and this {__version__} cannot show"
+            f" its status: {error!r}",
+            subject=socket,
+            hint="--json gives it as it is; restart the daemon to have one version of both",
+        ) from error
 
 
 def _configured_socket(config: str) -> str | None:

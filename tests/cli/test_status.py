@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from rich.console import Console
 
-from stager.cli.status import render
+from stager.cli.status import _rendered, render
+from stager.errors import FormatError
 
 DOCUMENT: dict[str, Any] = {
     "version": "1.0",
@@ -82,3 +84,10 @@ def test_a_daemon_that_ends() -> None:
     assert "process 7: draining, up" in shown(
         {**DOCUMENT, "state": "draining", "waiting_for": ["draining", "staging"]}
     )
+
+
+def test_a_daemon_of_another_version() -> None:
+    """A document without what this version shows is told as such, not as a bug."""
+    without = {key: value for key, value in DOCUMENT.items() if key != "staging"}
+    with pytest.raises(FormatError, match=r"`/s` is stager 1\.0"):
+        _rendered(without, "/s")
