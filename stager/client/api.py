@@ -204,10 +204,13 @@ class Client:
         cause = away.__cause__
         told = getattr(cause, "strerror", None) or str(cause) or type(cause).__name__
         verb = "went away while it was asked" if away.was_there else "does not answer"
+        hint = (
+            "start it with `stager run --config stager.toml`, or name its socket: socket=... or STAGER_SOCKET"
+        )
+        if isinstance(cause, PermissionError):
+            hint = "the socket is for the user and group that the daemon runs as; run as one of them"
         return Unavailable(
-            f"the daemon at `{self.socket_path}` {verb} ({path}): {told}",
-            subject=self.socket_path,
-            hint="start it with `stager run --config stager.toml`, or name its socket: socket=... or STAGER_SOCKET",
+            f"the daemon at `{self.socket_path}` {verb} ({path}): {told}", subject=self.socket_path, hint=hint
         )
 
     def _unanswered(self, path: str, answer_s: float, waiting_for: str) -> StagerError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ import pytest
 
 from stager import commit
 from stager.client import Client, find_socket
+from stager.client.api import _Away
 from stager.errors import ConfigError, DeadlineExceeded, StagerError, Unavailable, UsageError
 from stager.formats.commits import COMMIT_MARKER_NAME, CommitMarker, decode_marker
 from tests.dataset.daemon import ThreadDaemon
@@ -174,3 +176,11 @@ def test_a_long_wait_for_nobody_is_told(
         Client(missing, patience_s=0.6).open("s3://bucket/data", 5)
     told = [record.getMessage() for record in caplog.records if record.msg == "daemon.awaited"]
     assert len(told) == 1 and missing in told[0] and "stager run" in told[0]
+
+
+def test_a_socket_of_another_user(tmp_path: Path) -> None:
+    """Starting a daemon would not help where one runs that this user may not ask."""
+    cause = PermissionError(errno.EACCES, "Permission denied")
+    away = _Away(False, busy=False)
+    away.__cause__ = cause
+    assert "run as one of them" in Client(str(tmp_path / "s"))._nobody("/v1/status", away).hint
