@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -278,23 +279,42 @@ def _validated(model: type[S], document: object, *, of: str, check_url: UrlCheck
     try:
         return model.model_validate(document, context={"check_url": check_url})
     except ValidationError as error:
-        problems = [_problem(dict(detail)) for detail in error.errors(include_url=False, include_input=False)]
+        details = [dict(detail) for detail in error.errors(include_url=False, include_input=False)]
+        problems = [_problem(detail, model) for detail in details]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(
             f"`{of}` has {count}:\n" + "\n".join(f"  {problem}" for problem in problems),
             subject=of,
-            hint="`stager config show --config FILE` prints every setting with its default",
+            hint="once they are put right, `stager config show --config FILE` prints every setting, defaults too",
         ) from None
 
 
-def _problem(detail: dict[str, Any]) -> str:
+def _problem(detail: dict[str, Any], model: type[BaseModel]) -> str:
     place = ""
     for part in detail["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    kinds = {"extra_forbidden": "there is no such key", "missing": "is missing"}
-    said = kinds.get(detail["type"]) or str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        said = "there is no such key" + _did_you_mean(detail["loc"], model)
+    elif detail["type"] == "tuple_type":
+        said = f"there may be several: write [[{place}]]" if len(detail["loc"]) == 1 else "is a list: [...]"
+    elif detail["type"] == "missing":
+        said = "is missing"
+    else:
+        said = str(detail["msg"]).removeprefix("Value error, ")
     # What concerns several sections names its places itself.
     return f"{place}: {said}" if place else said
+
+
+def _did_you_mean(place: tuple[str | int, ...], model: type[BaseModel]) -> str:
+    """``; did you mean `x`?`` of the keys that the section of ``place`` has, or all of them."""
+    section: Any = model
+    for part in place[:-1]:
+        if isinstance(part, str):
+            section = section.model_fields[part].annotation
+        else:
+            section = get_args(section)[0]
+    near = difflib.get_close_matches(str(place[-1]), list(section.model_fields), n=1)
+    return f"; did you mean `{near[0]}`?" if near else f"; there are {', '.join(section.model_fields)}"
 
 
 def _override(document: dict[str, Any], environment: Mapping[str, str]) -> dict[str, str]:

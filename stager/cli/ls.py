@@ -18,7 +18,8 @@ def register(app: typer.Typer) -> None:
 def list_checkpoints(
     run_url: Annotated[str, typer.Argument(metavar="RUN_URL", help="s3://bucket/runs/name, or a directory.")],
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> int:

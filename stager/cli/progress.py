@@ -66,8 +66,10 @@ class _PlainLines:
         if progress.phase == "pack":
             said = (
                 f"packing: {progress.samples} of {progress.samples_total} samples,"
-                f" {progress.shards} of {progress.shards_total} shards, {self._pace.describe(progress)}"
+                f" {progress.shards} of {progress.shards_total} shards"
             )
+            pace = self._pace.describe(progress)
+            said += f", {pace}" if pace else ""
         else:
             said = f"looking at the input: {progress.samples_total} samples found"
         if self._now() >= self._next:

@@ -25,9 +25,12 @@ def restore_checkpoint(
     step: Annotated[str, typer.Option("--step", metavar="N|latest", help="Which step.")] = "latest",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Which checkpoint, by its name.")] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it is committed.")] = False,
-    wait_timeout_s: Annotated[float, typer.Option("--wait-timeout", metavar="SECONDS", min=1)] = 3600.0,
+    wait_timeout_s: Annotated[
+        float, typer.Option("--wait-timeout", metavar="SECONDS", min=1, help="At most so long.")
+    ] = 3600.0,
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
@@ -39,6 +42,10 @@ def restore_checkpoint(
     from stager.units import format_size
 
     number = _step_number(step)
+    if name and number is not None:
+        raise UsageError(
+            "--step and --name are given, and one of them says which", subject="--name", hint="give one"
+        )
     target = os.path.abspath(dest)
 
     async def choose_waiting(session: Session) -> CheckpointManifest:

@@ -31,7 +31,8 @@ def retain(
         bool, typer.Option("--dry-run", help="Say what would go, and delete nothing.")
     ] = False,
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="For its [store] section.")
+        str,
+        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> int:

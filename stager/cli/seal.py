@@ -31,7 +31,10 @@ def seal(
     deadline_s: Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=1)] = 3600.0,
     socket: Annotated[str, typer.Option("--socket", metavar="PATH", help="The daemon's socket.")] = "",
     config: Annotated[
-        str, typer.Option("--config", "-c", metavar="FILE", help="With --run: for its [store] section.")
+        str,
+        typer.Option(
+            "--config", "-c", metavar="FILE", help="With --run: how buckets are reached, its store section."
+        ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:

@@ -7,6 +7,7 @@ threads, inherited over fork, pickled to a spawned worker, and outlives any daem
 from __future__ import annotations
 
 import http.client
+import logging
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -16,11 +17,15 @@ from typing import Any
 from stager.errors import ConfigError, DeadlineExceeded, FormatError, StagerError, Unavailable
 from stager.formats import wire
 from stager.formats.fields import load_object
+from stager.logs import event
+
+_LOGGER = logging.getLogger("stager.client")
 
 CALL_S = 10.0
 REPLY_MARGIN_S = 5.0
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MOST_S = 0.5
+AWAY_TOLD_S = 3.0
 REPLY_BYTES_MAX = 64 << 20
 _SOCKET_PATH_BYTES_MAX = 107
 
@@ -141,6 +146,7 @@ class Client:
         end = time.monotonic() + answer_s
         away_since = time.monotonic()
         backoff_s = BACKOFF_FIRST_S
+        told = False
         while True:
             left = max(end - time.monotonic(), 0.001)
             try:
@@ -154,6 +160,14 @@ class Client:
                 give_up = end if away.busy else min(end, away_since + patience_s)
                 if now + backoff_s > give_up:
                     raise self._nobody(path, away) from away.__cause__
+                if not told and now - away_since >= AWAY_TOLD_S:
+                    # A trainer that stands still for minutes must say what it stands still for.
+                    told = True
+                    nobody = self._nobody(path, away)
+                    facts = {"socket": self.socket_path, "reason": nobody.message, "hint": nobody.hint}
+                    event(
+                        _LOGGER, logging.WARNING, "daemon.awaited", seconds_left=round(give_up - now), **facts
+                    )
                 time.sleep(backoff_s)
                 backoff_s = min(2 * backoff_s, BACKOFF_MOST_S)
 

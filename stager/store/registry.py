@@ -30,6 +30,7 @@ from stager.store.retrying import RetryingStore, RetryPolicy
 from stager.store.s3_settings import S3Settings
 
 _FORMS = "a store is named by s3://bucket/prefix, file:///path or a plain path"
+_SCHEMES = frozenset({"s3", "file", "memory", "az", "gs", "http", "https"})
 _MEMORY: dict[str, MemoryBucket] = {}
 
 
@@ -84,6 +85,7 @@ def parse_url(url: str, *, base: str = "") -> StoreUrl:
     if "://" not in url:
         return _directory(url, url, base)
     scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
     if scheme == "file":
         host, _, path = rest.partition("/")
         if host not in ("", "localhost"):
@@ -153,6 +155,14 @@ async def _open(url: StoreUrl, settings: S3Settings, tools: StoreTools) -> Objec
 def _directory(path: str, url: str, base: str) -> StoreUrl:
     if not path or "\0" in path:
         raise UsageError(f"`{url!r}` names no directory", subject=url, hint=_FORMS)
+    scheme, colon, rest = path.partition(":")
+    if colon and scheme.lower() in _SCHEMES:
+        # As a path it would be taken, and fill a folder called `s3:`.
+        raise UsageError(
+            f"`{url}` looks like a URL and is none",
+            subject=url,
+            hint=f"write {scheme.lower()}://{rest.lstrip('/')}",
+        )
     if path.startswith("~"):
         path = os.path.expanduser(path)
     if not os.path.isabs(path):

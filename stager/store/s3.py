@@ -11,6 +11,7 @@ import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from stager.checksum import combine_all
@@ -41,7 +42,7 @@ from stager.store.api import (
 )
 from stager.store.checks import check_metadata, check_part_number, other_version, span_beyond_end
 from stager.store.s3_body import S3Reader, announced_sizes, checksum_of, not_an_object
-from stager.store.s3_client import open_client
+from stager.store.s3_client import endpoint_of_the_sdk, open_client
 from stager.store.s3_copy import copy_object
 from stager.store.s3_delete import delete_objects
 from stager.store.s3_errors import translate
@@ -295,6 +296,12 @@ async def open_s3(bucket: str, settings: S3Settings) -> S3Store:
     stack = AsyncExitStack()
     try:
         client = await open_client(settings, stack)
+        elsewhere = endpoint_of_the_sdk(client, settings)
+        if elsewhere:
+            # AWS_ENDPOINT_URL, or a profile's endpoint_url: as much another server as one named by store.endpoint.
+            await stack.aclose()
+            settings = replace(settings, endpoint=elsewhere)
+            client = await open_client(settings, stack)
         return S3Store(client, bucket, settings, stack)
     except BaseException:
         await stack.aclose()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from contextlib import AsyncExitStack
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,9 @@ from stager.errors import ConfigError
 from stager.store.providers import Profile
 from stager.store.s3_errors import translate
 from stager.store.s3_settings import S3Settings
+
+# Regions, China's, VPC endpoints, dual stack.
+_AWS_HOSTS = re.compile(r"(^|\.)(amazonaws\.com(\.cn)?|api\.aws)$")
 
 
 async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
@@ -57,6 +61,15 @@ async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
     if not profile.expect_continue:
         client.meta.events.register_last("before-sign.s3.*", _drop_expect)
     return client
+
+
+def endpoint_of_the_sdk(client: Any, settings: S3Settings) -> str:
+    """The endpoint that the SDK found by itself where none is configured; empty if it is AWS's, or one is configured."""
+    endpoint = str(client.meta.endpoint_url)
+    host = urlsplit(endpoint).hostname or ""
+    if settings.provider or settings.endpoint or _AWS_HOSTS.search(host):
+        return ""
+    return endpoint
 
 
 @functools.cache

@@ -48,6 +48,13 @@ def test_help_names_only_what_is_there() -> None:
         assert runner.invoke(app, [name, "--help"]).exit_code == 0, name
 
 
+@pytest.mark.parametrize("name", ["pack", "verify", "index", "ls", "restore", "retain", "seal"])
+def test_help_keeps_its_words(name: str) -> None:
+    """Nothing in a help text is swallowed as markup, as ``[store]`` would be."""
+    said = stager(name, "--help", environment={"NO_COLOR": "1", "COLUMNS": "160"}).stdout
+    assert "store section." in said and "  section" not in said
+
+
 @pytest.mark.parametrize("arguments", [["nothing"], ["pack"], ["run", "--nothing"], ["config"]])
 def test_what_cannot_be_meant(arguments: list[str]) -> None:
     """Unknown commands and options, missing arguments: exit code 2."""
@@ -125,3 +132,9 @@ def test_probes_start_without_the_engine() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_two_names_for_one_checkpoint() -> None:
+    """Neither of --step and --name is dropped silently."""
+    done = stager("restore", "/nowhere/run", "/nowhere/dest", "--step", "1", "--name", "b", environment={})
+    assert done.returncode == 2 and "--step and --name" in done.stderr

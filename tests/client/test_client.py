@@ -162,3 +162,15 @@ def test_a_busy_daemon_is_asked_again(tmp_path: Path) -> None:
             connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         asking.join(30)
     assert found == [True]
+
+
+def test_a_long_wait_for_nobody_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A trainer that waits for a daemon says so once, and where it looks."""
+    monkeypatch.setattr("stager.client.api.AWAY_TOLD_S", 0.05)
+    missing = str(tmp_path / "s")
+    with pytest.raises(Unavailable):
+        Client(missing, patience_s=0.6).open("s3://bucket/data", 5)
+    told = [record.getMessage() for record in caplog.records if record.msg == "daemon.awaited"]
+    assert len(told) == 1 and missing in told[0] and "stager run" in told[0]

@@ -107,6 +107,35 @@ upload = "0MB/s"
 @pytest.mark.parametrize(
     ("change", "told"),
     [
+        ("[stor]\nregion = 'x'", "stor: there is no such key; did you mean `store`?"),
+        ("[log]\nlevle = 'info'", "log.levle: there is no such key; did you mean `level`?"),
+        ("[log]\nbright = 1", "log.bright: there is no such key; there are level, format"),
+        (
+            "[[dataset]]\nsource = 's3://b/d'\nsurce = 1",
+            "dataset[0].surce: there is no such key; did you mean `source`?",
+        ),
+        (
+            "[[checkpoint]]\nwatch='/c'\nrun='s3://b/r'\ntiers=[{url='s3://b/r', keep={las=1}}]",
+            "checkpoint[0].tiers[0].keep.las: there is no such key; did you mean `last`?",
+        ),
+        ("[checkpoint]\nwatch = '/c'", "checkpoint: there may be several: write [[checkpoint]]"),
+        (
+            "[[checkpoint]]\nwatch='/c'\nrun='s3://b/r'\ntiers={url='s3://b/r'}",
+            "checkpoint[0].tiers: is a list",
+        ),
+    ],
+)
+def test_slips_of_the_pen(tmp_path: Path, change: str, told: str) -> None:
+    """A wrong key names the right one, and a section that must be a list is shown as one."""
+    node = "[node]\ncache = '/c'\ncache_bytes = '1GB'\nsocket = '/s'\n"
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, node + change), {})
+    assert told in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
         ('watch = "/mnt/nvme/stager/inside"', "lies in the cache"),
         (
             'watch = "/mnt/nvme/checkpoints"\n[[checkpoint]]\nrun = "x"\nwatch = "/mnt/nvme/checkpoints/"',

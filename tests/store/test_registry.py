@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from stager.offload import ThreadOffload
 from stager.store.api import read_all
 from stager.store.providers import PROFILES, find_profile
 from stager.store.registry import StoreTools, StoreUrl, open_store, parse_url
+from stager.store.s3_client import endpoint_of_the_sdk
 from stager.store.s3_settings import S3Settings
 from tests.servers.choice import BUCKET
 from tests.store.conftest import settings_of
@@ -35,6 +37,7 @@ async def tools() -> AsyncIterator[StoreTools]:
         ("s3://bucket", "", StoreUrl("s3", "bucket")),
         ("s3://bucket/", "", StoreUrl("s3", "bucket")),
         ("s3://bucket/a/b/", "", StoreUrl("s3", "bucket", "a/b")),
+        ("S3://bucket/x", "", StoreUrl("s3", "bucket", "x")),
         ("s3://my.bucket-1/ünï code", "", StoreUrl("s3", "my.bucket-1", "ünï code")),
         ("memory://m/p", "", StoreUrl("memory", "m", "p")),
         ("file:///data/x", "", StoreUrl("file", "/data/x")),
@@ -63,6 +66,8 @@ def test_urls(url: str, base: str, expected: StoreUrl) -> None:
         "file://host/x",
         "out",
         "a\0b",
+        "s3:/b/x",
+        "S3:b/x",
     ],
 )
 def test_urls_that_name_no_store(url: str) -> None:
@@ -128,6 +133,36 @@ async def test_settings_of_the_environment(
     await store.put("k", b"12345")
     assert (await read_all(store, "k", bytes_max=10))[0] == b"12345"
     await store.aclose()
+
+
+async def test_another_server_by_the_environment_is_not_taken_for_aws(
+    tools: StoreTools, seaweedfs: S3Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SeaweedFS lists ``a/1`` before ``a.2/1``; named by AWS_ENDPOINT_URL it is sorted as if named by store.endpoint."""
+    for name, value in seaweedfs.environment().items():
+        monkeypatch.setenv(name, value)
+    store = await open_store(f"s3://{BUCKET}/registry/order", S3Settings(), tools)
+    for key in ("a/1", "a.2/1"):
+        await store.put(key, b"")
+    assert [info.key async for info in store.list_objects()] == ["a.2/1", "a/1"]
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "found"),
+    [
+        ("https://s3.eu-west-1.amazonaws.com", ""),
+        ("https://s3.cn-north-1.amazonaws.com.cn", ""),
+        ("https://bucket.vpce-1.s3.us-east-1.vpce.amazonaws.com", ""),
+        ("https://amazonaws.com.example.org", "https://amazonaws.com.example.org"),
+        ("http://minio:9000", "http://minio:9000"),
+    ],
+)
+def test_endpoints_of_the_sdk(endpoint: str, found: str) -> None:
+    """AWS's own hosts are AWS; any other is a server to assume little about, unless the provider is named."""
+    client = SimpleNamespace(meta=SimpleNamespace(endpoint_url=endpoint))
+    assert endpoint_of_the_sdk(client, S3Settings()) == found
+    assert endpoint_of_the_sdk(client, S3Settings(provider="minio")) == ""
 
 
 def test_profiles() -> None:
