@@ -202,7 +202,7 @@ class Config(_Section):
                         f"{place}.run: two folders go into the run `{section.run}`; give each a run of its own"
                     )
         if problems:
-            raise ValueError("\n  ".join(problems))
+            raise ValueError("\n".join(problems))
         return self
 
 
@@ -280,7 +280,8 @@ def _validated(model: type[S], document: object, *, of: str, check_url: UrlCheck
         return model.model_validate(document, context={"check_url": check_url})
     except ValidationError as error:
         details = [dict(detail) for detail in error.errors(include_url=False, include_input=False)]
-        problems = [_problem(detail, model) for detail in details]
+        told = [_problem(detail, model) for detail in details]
+        problems = [line.strip() for problem in told for line in problem.splitlines()]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(
             f"`{of}` has {count}:\n" + "\n".join(f"  {problem}" for problem in problems),

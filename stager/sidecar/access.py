@@ -19,6 +19,7 @@ from stager.config import Config
 from stager.errors import (
     BucketNotFound,
     ConfigError,
+    DeadlineExceeded,
     NotFound,
     NotSupported,
     PermissionDenied,
@@ -34,6 +35,7 @@ from stager.store.registry import parse_url
 
 log = logging.getLogger("stager.sidecar")
 
+ANSWER_S = 15.0
 HOPELESS = (Unauthenticated, BucketNotFound, ConfigError, NotSupported, UsageError)
 OpenStore = Callable[[str], Awaitable[ObjectStore]]
 
@@ -108,9 +110,12 @@ class AccessService:
 
     async def _try(self, entrance: Entrance) -> StagerError | None:
         try:
-            store = await self._open_store(entrance.url)
-            async with store.get(entrance.key):
-                return None
+            async with asyncio.timeout(ANSWER_S):
+                store = await self._open_store(entrance.url)
+                async with store.get(entrance.key):
+                    return None
+        except TimeoutError:
+            return DeadlineExceeded(f"{entrance.url} did not answer in {ANSWER_S:g} s", subject=entrance.url)
         except BucketNotFound as error:
             return error
         except NotFound:

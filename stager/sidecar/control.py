@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from stager.disk import Disk
 from stager.errors import (
@@ -33,6 +34,7 @@ from stager.formats import wire
 from stager.logs import event
 
 log = logging.getLogger("stager.control")
+http_log = logging.getLogger("stager.control.http")
 
 SHUTDOWN_S = 2.0
 BACKLOG = 1024
@@ -48,6 +50,16 @@ _STATUSES: tuple[tuple[type[StagerError], int], ...] = (
     (OutOfSpace, 507),
     (StoreError, 502),
 )
+
+
+class _OwnFaults(logging.Filter):
+    """Leaves out what a client got wrong in HTTP itself: it was told, and a traceback of it helps nobody."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+http_log.addFilter(_OwnFaults())
 
 
 class Staging(Protocol):
@@ -97,7 +109,7 @@ class ControlService:
     async def run(self, ready: Callable[[], None]) -> None:
         listener = claim_socket(self._path, self._disk)
         runner = web.AppRunner(
-            self._application(), access_log=None, shutdown_timeout=SHUTDOWN_S, handle_signals=False
+            self._application(), access_log=None, logger=http_log, shutdown_timeout=SHUTDOWN_S, handle_signals=False
         )
         try:
             await runner.setup()

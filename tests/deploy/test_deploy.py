@@ -71,18 +71,29 @@ def test_the_sidecar_outlives_the_trainer_and_drains_in_time() -> None:
         assert any(path.startswith(mount + "/") for mount in mounts)
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
-    """systemd-analyze verifies the unit without a word, its program standing where the unit says."""
+def systemd_analyze() -> str:
+    """The tool's path. In CI a missing tool is a failure."""
     analyze = shutil.which("systemd-analyze")
     if analyze is None:
         if os.environ.get("CI"):
             pytest.fail("systemd-analyze is missing: .ci/run installs the package systemd")
         pytest.skip("systemd-analyze is not on this machine")
+    return analyze
+
+
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """systemd-analyze verifies the unit without a word, its program standing where the unit says."""
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text().replace("/opt/stager/bin/stager", "/bin/true"))
-    done = run(analyze, "verify", "--man=no", str(unit))
+    done = run(systemd_analyze(), "verify", "--man=no", str(unit))
     complaints = [line for line in done.stderr.splitlines() if UNIT.name in line]
     assert done.returncode == 0 and not complaints, done.stderr
+
+
+def test_the_unit_is_hardened() -> None:
+    """systemd's own measure of exposure, 0 to 100, stays low."""
+    done = run(systemd_analyze(), "security", "--offline=true", "--no-pager", "--threshold=25", str(UNIT))
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_systemd_stops_it_as_late_as_it_drains() -> None:

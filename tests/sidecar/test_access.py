@@ -30,6 +30,7 @@ class Doors:
     def __init__(self, **scripts: list[StagerError]) -> None:
         self.scripts = scripts
         self.asked: list[str] = []
+        self.delay_s = 0.1
 
     async def open(self, url: str) -> Any:
         return Door(self, url)
@@ -42,7 +43,7 @@ class Door:
     @asynccontextmanager
     async def get(self, key: str) -> AsyncIterator[None]:
         self.doors.asked.append(f"{self.url}/{key}")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(self.doors.delay_s)
         script = self.doors.scripts[self.url]
         if script:
             raise script.pop(0)
@@ -126,5 +127,18 @@ def test_a_store_that_comes_back_with_a_refusal() -> None:
         doors = Doors(dataset=[Unavailable("away"), Unauthenticated("who are you")])
         with pytest.raises(Unauthenticated):
             await run_for(service_of(doors), 1000)
+
+    assert run_process(World(1), main)
+
+
+def test_a_store_that_says_nothing() -> None:
+    """A black hole is away, and does not keep the daemon from being ready."""
+
+    async def main() -> None:
+        doors = Doors(dataset=[])
+        doors.delay_s = 1e6
+        service = service_of(doors)
+        assert await run_for(service, 20)
+        assert service.status() == {"dataset": "dataset did not answer in 15 s"}
 
     assert run_process(World(1), main)
