@@ -149,7 +149,7 @@ def test_hands_in_the_cache(tmp_path: Path) -> None:
         running.start_ready()
         running.wait_until(lambda: running.status()["staging"]["cache"]["shards"] == 3, "three shards")
         opened = running.client.open(str(bucket), deadline_s=10)
-        shards = Path(opened.shards)
+        shards = Path(opened.shards_directory)
         (shards / "shard-0.tar").unlink()
         os.truncate(shards / "shard-1.tar", 10)
         subprocess.run(["rm", "-r", str(running.cache / "staging")], check=True)
@@ -207,7 +207,7 @@ def test_no_secret_is_told(tmp_path: Path) -> None:
     with daemon(tmp_path, NOTHING, config) as running:
         running.start_ready()
         save(tmp_path / "watch" / "step-1", 1, {"a": b"1"})
-        running.wait_until(lambda: "checkpoint.not_published" in running.log(), "a failed upload")
+        running.wait_until(lambda: "store.away" in running.log(), "a store that does not answer")
         shown = stager("config", "show", "--json", "--config", str(running.config), environment=NOTHING)
         failed = stager("ls", "s3://bucket/run", "--config", str(running.config), environment=NOTHING)
         assert shown.returncode == 0 and failed.returncode == 12
