@@ -61,7 +61,8 @@ def plan_retention(manifests: Sequence[CheckpointManifest], rule: KeepRule) -> l
     The newest is always kept: with it goes the run. So is what was committed last, and the last few are counted both ways: a
     trainer that went back to an earlier step saves lower steps than the run has, and they are what it will resume from.
     """
-    by_time = sorted(manifests, key=lambda manifest: manifest.created_ns, reverse=True)
+    # Of equal times the younger in the run's order comes first.
+    by_time = sorted(reversed(manifests), key=lambda manifest: -manifest.created_ns)
     later = {manifest.checkpoint: place for place, manifest in enumerate(by_time)}
     return [
         _judge(manifest, rule, younger=len(manifests) - 1 - place, later=later[manifest.checkpoint])

@@ -23,7 +23,9 @@ def plan_rotation(committed: Mapping[str, Committed], keep: int) -> list[tuple[s
         return (-1 if note.step is None else note.step, note.sealed_ns, name)
 
     ordered = sorted(committed.items(), key=age)
-    recent = {name for name, _ in sorted(ordered, key=lambda item: item[1].sealed_ns)[-max(1, keep) :]}
+    recent = {
+        name for name, _ in sorted(ordered, key=lambda item: (item[1].sealed_ns, age(item)))[-max(1, keep) :]
+    }
     return [item for item in ordered[: max(0, len(ordered) - max(1, keep))] if item[0] not in recent]
 
 

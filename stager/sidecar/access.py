@@ -128,6 +128,12 @@ class AccessService:
         for url, error in away.items():
             if url not in self._away:
                 event(log, logging.WARNING, "store.away", store=url, reason=error.message, hint=error.hint)
+        for refusal, entrance in outcomes:
+            # Neither proof that the store is unusable nor a thing that time mends: work goes on, and may fail as this did.
+            if refusal is not None and not may_pass(refusal):
+                event(
+                    log, logging.WARNING, "store.refused", store=entrance.url, reason=refusal.message, hint=refusal.hint
+                )
         for url in self._away.keys() - away.keys():
             event(log, logging.INFO, "store.back", store=url)
         self._away = away

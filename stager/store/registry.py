@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 
 from stager.budget import RateLimit
 from stager.disk import Disk
-from stager.errors import FormatError, NotSupported, UsageError
+from stager.errors import FormatError, NotSupported, StagerError, UsageError
 from stager.formats.names import check_relative_path
 from stager.offload import Offload
 from stager.store.api import ObjectStore
@@ -147,9 +147,23 @@ async def _open(url: StoreUrl, settings: S3Settings, tools: StoreTools) -> Objec
         return await open_s3(url.bucket, settings)
     if url.scheme == "memory":
         return MemoryStore(_MEMORY.setdefault(url.bucket, MemoryBucket()))
+    await tools.offload.run("disk", _check_directory, tools.disk, url.bucket)
     return DirectoryStore(
         url.bucket, disk=tools.disk, offload=tools.offload, chance=tools.chance, durable=tools.durable
     )
+
+
+def _check_directory(disk: Disk, path: str) -> None:
+    """UsageError if something that is no directory stands in the bucket's place; the first write makes a missing one."""
+    try:
+        is_directory = disk.stat(path).is_directory
+    except FileNotFoundError:
+        return
+    except StagerError as error:
+        # Whatever else is wrong, the first call says for its key.
+        is_directory = not isinstance(error.__cause__, NotADirectoryError)
+    if not is_directory:
+        raise UsageError(f"`{path}` is no directory, and a bucket on disk is one", subject=path, hint=_FORMS)
 
 
 def _directory(path: str, url: str, base: str) -> StoreUrl:

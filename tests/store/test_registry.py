@@ -191,3 +191,11 @@ def test_settings_show_no_secrets() -> None:
     settings = S3Settings(access_key="AKIA", secret_key="hush", session_token="token")
     assert not {"AKIA", "hush", "token'"} & set(repr(settings).replace("=", " ").split())
     assert "hush" not in repr(settings)
+
+
+async def test_a_bucket_that_is_a_file(tools: StoreTools, tmp_path: Path) -> None:
+    """What is no directory is refused when it is opened, not when the first checkpoint is to be written."""
+    (tmp_path / "file").write_text("x")
+    for path in ("file", "file/below"):
+        with pytest.raises(UsageError, match="is no directory"):
+            await open_store(path, S3Settings(), tools, base=str(tmp_path))
