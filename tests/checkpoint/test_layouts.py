@@ -345,4 +345,4 @@ def test_vanished_and_odd_candidates(tmp_path: Path) -> None:
     odd = tmp_path / "odd"
     odd.mkdir()
     os.close(os.open(os.fsencode(odd) + b"/\xff\xfe.pt", os.O_CREAT))
-    assert isinstance(judged(odd), Writing)
+    assert isinstance(judged(odd), Corrupt)
