@@ -156,7 +156,11 @@ class LocalDisk:
 
     def make_directory(self, path: str) -> None:
         with _translated("make directory", path):
-            os.makedirs(path, exist_ok=True)
+            try:
+                os.makedirs(path, exist_ok=True)
+            except FileNotFoundError as error:
+                # Parents are made as well, so this is no missing parent: the file system takes no directories.
+                raise OSError(errno.EPERM, "no directory can be made there", path) from error
 
     def create(self, path: str, size: int = 0) -> None:
         with _translated("create", path), _opened(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC) as descriptor:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stager.errors import IntegrityError, NotFound
+from stager.errors import BucketNotFound, IntegrityError, NotFound
 from stager.formats.manifest import (
     DATASET_MANIFEST_BYTES_MAX,
     MANIFEST_NAME,
@@ -62,6 +62,8 @@ async def read_manifest(store: ObjectStore) -> DatasetManifest:
     """
     try:
         raw, _ = await read_all(store, MANIFEST_NAME, bytes_max=DATASET_MANIFEST_BYTES_MAX)
+    except BucketNotFound:
+        raise
     except NotFound as error:
         raise NotFound(
             f"there is no {MANIFEST_NAME} in {store.properties.name}",

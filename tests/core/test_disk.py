@@ -172,3 +172,12 @@ def test_a_writing_source_is_not_copied_half(tmp_path: Path, monkeypatch: pytest
         LocalDisk().pin(str(source), str(tmp_path / "copy"))
     monkeypatch.undo()
     assert not (tmp_path / "copy").exists()
+
+
+def test_where_no_directory_can_be_made(tmp_path: Path) -> None:
+    """A file system that takes no directories is an error of ours that names the path, not a missing file."""
+    with pytest.raises(StagerError, match="/proc/x"):
+        LocalDisk().make_directory("/proc/x")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError):
+        LocalDisk().make_directory(str(tmp_path / "file"))
