@@ -22,6 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT_S = 60.0
 
 
+def interruptible() -> None:
+    """In a child before its program: take SIGINT again, which a shell's background job, perhaps ours, ignores."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class DaemonProcess:
     """``stager run``, started and killed as often as the test wants."""
 
@@ -50,6 +55,7 @@ class DaemonProcess:
                 stdout=subprocess.DEVNULL,
                 text=True,
                 start_new_session=True,
+                preexec_fn=interruptible,
             )
         return self.process
 

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from s3_server import S3Endpoint
 from stager.cli.main import app
+from tests.daemon.process import interruptible
 from tests.servers.choice import BUCKET
 
 DEADLINE_S = 60.0
@@ -125,7 +126,12 @@ def test_interrupted_it_says_how_to_go_on(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     arguments = command(tree, out, "--max-samples", 1, "--workers", 2)
     process = subprocess.Popen(
-        arguments, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        arguments,
+        start_new_session=True,
+        preexec_fn=interruptible,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     deadline = time.monotonic() + DEADLINE_S
     while not list(out.glob("*.tar")):

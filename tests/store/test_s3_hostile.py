@@ -11,6 +11,7 @@ import pytest
 
 from s3_server import S3Endpoint
 from stager.errors import (
+    BucketNotFound,
     ConfigError,
     IntegrityError,
     NotFound,
@@ -169,7 +170,7 @@ REFUSALS = [
     (error("403 Forbidden", "InvalidAccessKeyId"), Unauthenticated),
     (error("403 Forbidden", "RequestTimeTooSkewed"), Unauthenticated),
     (error("400 Bad Request", "ExpiredToken"), Unauthenticated),
-    (error("404 Not Found", "NoSuchBucket"), NotFound),
+    (error("404 Not Found", "NoSuchBucket"), BucketNotFound),
     (error("503 Slow Down", "SlowDown"), Throttled),
     (error("429 Too Many Requests", "TooManyRequests"), Throttled),
     (error("500 Internal Server Error", "InternalError"), Unavailable),
