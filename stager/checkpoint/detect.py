@@ -9,7 +9,7 @@ opens the verdict again, also after the checkpoint was taken.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -198,8 +198,3 @@ def fingerprint_of(files: Mapping[str, Entry], paths: Collection[str]) -> str:
         entry = files[path]
         whole.update(f"{path}\0{entry.size} {entry.mtime_ns} {entry.inode}\n".encode())
     return whole.hexdigest()[:32]
-
-
-def vanished_names(detector: Detector, there: Iterable[str]) -> frozenset[str]:
-    """Names that the detector knows and a listing no longer has."""
-    return detector.names() - frozenset(there)

@@ -238,7 +238,7 @@ class Keeper:
 
     def _start(self) -> subprocess.Popen[bytes]:
         # What the environment says of a node's cache and socket is meant for another daemon than this one.
-        inherited = os.environ  # noqa: TID251
+        inherited = os.environ  # noqa: TID251  # the daemon gets what its trainer has: endpoints and credentials
         environment = {
             name: value for name, value in inherited.items() if not name.startswith("STAGER_NODE__")
         }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from stager.backoff import backoff_s as backoff_s
@@ -33,6 +32,3 @@ class Tools:
     download_rate: RateLimit = field(default_factory=RateLimit)
     upload_rate: RateLimit = field(default_factory=RateLimit)
     random: random.Random = field(default_factory=lambda: random.Random(0))
-
-
-Sleep = Callable[[float], Awaitable[None]]
