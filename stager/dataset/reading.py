@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stager.dataset.decoding import FieldDecoder
+from stager.dataset.index_cache import IndexCache
 from stager.dataset.shard_files import OpenShard, open_shard
 from stager.dataset.sources import Shard, Source
 from stager.errors import DeadlineExceeded, FormatError, UsageError
-from stager.formats.index import FieldPlace
 from stager.logs import event
 
 _LOGGER = logging.getLogger("stager.dataset")
@@ -26,18 +26,28 @@ class SampleRecipe:
     Attributes:
         fields: Names of the fields to read, or None for all.
         decoder: Makes values of them, or None for bytes.
+        copy: Whether fields that are not decoded are bytes; else they are views of the mapped shard.
         map: Called with the sample last, or None.
     """
 
     fields: tuple[str, ...] | None = None
     decoder: FieldDecoder | None = None
+    copy: bool = True
     map: Callable[[dict[str, Any]], Any] | None = None
 
 
 class SampleReader:
     """Reads samples of a source. One iteration has one; it is not shared between threads or processes."""
 
-    def __init__(self, source: Source, recipe: SampleRecipe, *, wait_s: float, shards_open_max: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        recipe: SampleRecipe,
+        *,
+        wait_s: float,
+        shards_open_max: int,
+        indices: IndexCache | None = None,
+    ) -> None:
         """Read nothing yet.
 
         Args:
@@ -45,61 +55,52 @@ class SampleReader:
             recipe: What to make of a sample.
             wait_s: How long to wait for a shard that is not there.
             shards_open_max: How many shards to keep open: at least what one batch alternates between.
+            indices: Of shards that were opened before, by this reader or another one.
         """
         self._source = source
         self._recipe = recipe
         self._wait_s = wait_s
         self._shards_open_max = shards_open_max
-        self._open: OrderedDict[int, OpenShard] = OrderedDict()
+        self._indices = indices
+        self._open: OrderedDict[int, tuple[OpenShard, str]] = OrderedDict()
 
-    def read(self, shard: int, sample: int) -> Any:
-        """The sample: a dict of ``__key__``, ``__url__`` and its fields, or what the recipe's map makes of it.
+    def read(self, places: Iterable[tuple[int, int]]) -> list[Any]:
+        """The samples at ``(shard, sample in the shard)``.
+
+        Each is a dict of ``__key__``, ``__url__`` and its fields, or what the recipe's map makes of it.
 
         Raises:
-            FormatError: The shard, or a field that should be decoded, is damaged; names shard, member and offset.
-            DeadlineExceeded, Unavailable: The shard did not come, or nobody is there to bring it.
+            FormatError: A shard, or a field that should be decoded, is damaged; names shard, member and offset.
+            UsageError: A sample has not got all the recipe's fields.
+            DeadlineExceeded, Unavailable: A shard did not come, or nobody is there to bring it.
         """
-        opened = self._opened(shard)
-        index = opened.index
-        key = index.key(sample)
-        places = index.places(sample)
-        if self._recipe.fields is not None:
-            places = _chosen(places, self._recipe.fields, f"`{opened.path}`: sample `{key}`")
-        content: dict[str, Any] = {place.name: opened.read(place.offset, place.size) for place in places}
-        if self._recipe.decoder is not None:
-            offsets = {place.name: place.offset for place in places}
-
-            def where(field: str) -> str:
-                return f"`{opened.path}`: `{key}.{field}` at byte {offsets[field]}"
-
-            decode = self._recipe.decoder.decode
-            content = {field: decode(field, data, where) for field, data in content.items()}
-        name = self._source.shards[shard].name
-        whole = {"__key__": key, "__url__": f"{self._source.name}/{name}", **content}
-        return whole if self._recipe.map is None else self._mapped(whole)
+        recipe = self._recipe
+        only, decoder, map_sample = recipe.fields, recipe.decoder, recipe.map
+        copy = recipe.copy or decoder is not None
+        samples: list[Any] = []
+        for shard, sample in places:
+            opened, url = self._open.get(shard) or self._opened(shard)
+            content: dict[str, Any] = opened.fields(sample, only, copy=copy)
+            if only is not None:
+                content = _ordered(content, only, opened, sample)
+            if decoder is not None:
+                content = _decoded(content, decoder, opened, sample)
+            whole = {"__key__": opened.index.keys[sample], "__url__": url, **content}
+            samples.append(whole if map_sample is None else _mapped(whole, map_sample))
+        return samples
 
     def close(self) -> None:
         """Close all shards."""
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1][0].close()
 
-    def _mapped(self, sample: dict[str, Any]) -> Any:
-        assert self._recipe.map is not None
-        try:
-            return self._recipe.map(sample)
-        except Exception as error:
-            error.add_note(f"stager: in map, of sample `{sample['__key__']}` of `{sample['__url__']}`")
-            raise
-
-    def _opened(self, number: int) -> OpenShard:
-        opened = self._open.get(number)
-        if opened is not None:
-            self._open.move_to_end(number)
-            return opened
-        opened = self._obtain(self._source.shards[number])
+    def _opened(self, number: int) -> tuple[OpenShard, str]:
+        """Open a shard that is not, and close the one that was opened first if there are too many."""
+        shard = self._source.shards[number]
+        opened = self._obtain(shard), f"{self._source.name}/{shard.name}"
         self._open[number] = opened
-        while len(self._open) > self._shards_open_max:
-            self._open.popitem(last=False)[1].close()
+        if len(self._open) > self._shards_open_max:
+            self._open.popitem(last=False)[1][0].close()
         return opened
 
     def _obtain(self, shard: Shard) -> OpenShard:
@@ -109,7 +110,7 @@ class SampleReader:
         damaged = False
         while True:
             try:
-                return open_shard(path, size=shard.size, samples=shard.samples)
+                return open_shard(path, size=shard.size, samples=shard.samples, indices=self._indices)
             except FileNotFoundError:
                 # Not there yet, or evicted between its coming and our opening it.
                 left = end - time.monotonic()
@@ -138,13 +139,31 @@ class SampleReader:
                     raise damage from None
 
 
-def _chosen(places: Sequence[FieldPlace], fields: Sequence[str], of: str) -> list[FieldPlace]:
-    by_name = {place.name: place for place in places}
-    missing = [name for name in fields if name not in by_name]
-    if missing:
+def _ordered(content: dict[str, Any], only: Sequence[str], opened: OpenShard, sample: int) -> dict[str, Any]:
+    """``content`` in the order of ``only``, all of which it must have."""
+    if len(content) < len(only):
+        missing = next(name for name in only if name not in content)
+        names = [place.name for place in opened.index.places(sample)]
+        of = f"`{opened.path}`: sample `{opened.index.key(sample)}`"
         raise UsageError(
-            f"{of} has no field `{missing[0]}`, only {', '.join(by_name)}",
+            f"{of} has no field `{missing}`, only {', '.join(names)}",
             subject=of,
             hint="leave the field out of fields=[...], or fields away and choose in map",
         )
-    return [by_name[name] for name in fields]
+    return {name: content[name] for name in only}
+
+
+def _decoded(content: dict[str, Any], decoder: FieldDecoder, opened: OpenShard, sample: int) -> dict[str, Any]:
+    def where(field: str) -> str:
+        offset = next(place.offset for place in opened.index.places(sample) if place.name == field)
+        return f"`{opened.path}`: `{opened.index.key(sample)}.{field}` at byte {offset}"
+
+    return {field: decoder.decode(field, data, where) for field, data in content.items()}
+
+
+def _mapped(sample: dict[str, Any], map_sample: Callable[[dict[str, Any]], Any]) -> Any:
+    try:
+        return map_sample(sample)
+    except Exception as error:
+        error.add_note(f"stager: in map, of sample `{sample['__key__']}` of `{sample['__url__']}`")
+        raise

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from stager.dataset.index_cache import IndexCache
+from stager.dataset.indexing import index_mapped
 from stager.dataset.mounts import may_map
 from stager.errors import FormatError, StagerError
 from stager.formats.index import ShardIndex, index_shard
+
+Bytes = bytes | memoryview
 
 
 class OpenShard:
@@ -22,6 +27,8 @@ class OpenShard:
         index: Where each sample lies.
     """
 
+    __slots__ = ("_descriptor", "_mapped", "_view", "index", "path", "size")
+
     def __init__(
         self, path: str, size: int, index: ShardIndex, mapped: mmap.mmap | None, descriptor: int
     ) -> None:
@@ -29,6 +36,7 @@ class OpenShard:
         self.size = size
         self.index = index
         self._mapped = mapped
+        self._view = None if mapped is None else memoryview(mapped)
         self._descriptor = descriptor
 
     def read(self, offset: int, size: int) -> bytes:
@@ -42,12 +50,43 @@ class OpenShard:
             return self._mapped[offset : offset + size]
         return _pread(self._descriptor, offset, size, self.path)
 
+    def fields(self, sample: int, only: Collection[str] | None = None, *, copy: bool = True) -> dict[str, Bytes]:
+        """The fields of sample number ``sample`` and their bytes, in the order of the shard.
+
+        Args:
+            sample: Its number in the shard.
+            only: The fields to read, as far as the sample has them; None reads all.
+            copy: False gives read-only views of the mapping where there is one. They may be held for as long as one likes, and
+                keep the mapping, not the descriptor, alive.
+
+        Raises:
+            FormatError, StagerError: As `read`; or there is no such sample.
+        """
+        index = self.index
+        first, last = index.starts[index.check(sample)], index.starts[sample + 1]
+        names, ids, offsets, sizes = index.field_names, index.field_ids, index.offsets, index.sizes
+        mapped: mmap.mmap | memoryview | None = self._mapped if copy else self._view
+        found: dict[str, Bytes] = {}
+        for at in range(first, last):
+            name = names[ids[at]]
+            if only is None or name in only:
+                offset = offsets[at]
+                # `read`, written out: this is what an undecoded sample costs.
+                found[name] = (
+                    self.read(offset, sizes[at]) if mapped is None else mapped[offset : offset + sizes[at]]
+                )
+        return found
+
     def close(self) -> None:
-        if self._mapped is not None:
-            self._mapped.close()
+        """Close the file; views that were given out stay as they are."""
+        if self._mapped is not None and self._view is not None:
+            self._view.release()
+            # While views of it are held, the last of them frees it.
+            with suppress(BufferError):
+                self._mapped.close()
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._mapped, self._descriptor = None, -1
+        self._mapped, self._view, self._descriptor = None, None, -1
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +98,12 @@ class OpenShard:
 
 
 def open_shard(
-    path: str, *, size: int | None = None, samples: int | None = None, mapped: bool | None = None
+    path: str,
+    *,
+    size: int | None = None,
+    samples: int | None = None,
+    mapped: bool | None = None,
+    indices: IndexCache | None = None,
 ) -> OpenShard:
     """Open and index a shard.
 
@@ -68,6 +112,7 @@ def open_shard(
         size: Bytes that it must have, or None.
         samples: Samples that it must have, or None.
         mapped: Whether to map it into memory; None decides by its file system.
+        indices: Where its index may be found, and is put.
 
     Raises:
         FileNotFoundError: It is not there.
@@ -82,16 +127,21 @@ def open_shard(
         raise StagerError(f"cannot open shard `{path}`: {error.strerror}", subject=path) from error
     mapping: mmap.mmap | None = None
     try:
-        found = os.fstat(descriptor).st_size
+        about = os.fstat(descriptor)
+        found = about.st_size
         if size is not None and found != size:
             raise _not_as_said(path, f"{found} bytes", size)
         if found and (may_map(path) if mapped is None else mapped):
             mapping = mmap.mmap(descriptor, found, access=mmap.ACCESS_READ)
-            with memoryview(mapping) as view:
-                index = index_shard(view, of=path)
-        else:
-            # Indexing reads the headers only, but a network file system brings the blocks between them anyway.
-            index = index_shard(_pread(descriptor, 0, found, path), of=path)
+        index = None if indices is None else indices.get(about)
+        if index is None:
+            if mapping is not None:
+                index = index_mapped(mapping, of=path)
+            else:
+                # Indexing reads the headers only, but a network file system brings the blocks between them anyway.
+                index = index_shard(_pread(descriptor, 0, found, path), of=path)
+            if indices is not None:
+                indices.put(about, index)
         if samples is not None and len(index) != samples:
             raise _not_as_said(path, f"{len(index)} samples", samples)
     except BaseException as error:

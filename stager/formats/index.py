@@ -5,15 +5,15 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from stager.errors import FormatError
 from stager.formats.samples import sample_runs
-from stager.formats.tar import Buffer, list_members
+from stager.formats.tar import Buffer, Listing, list_members
 
 
-@dataclass(frozen=True, slots=True)
-class FieldPlace:
+class FieldPlace(NamedTuple):
     """A field's bytes within its shard."""
 
     name: str
@@ -22,57 +22,82 @@ class FieldPlace:
 
 
 class ShardIndex:
-    """Samples of one shard, in flat arrays: a hundred bytes a sample or so, keys included."""
+    """Samples of one shard, in flat arrays: a hundred bytes a sample or so, keys included.
 
-    __slots__ = ("_field_ids", "_field_names", "_keys", "_offsets", "_sizes", "_starts", "of")
+    Attributes:
+        of: The shard's name, for messages.
+        keys: The samples' keys.
+        starts: Sample i has the places ``starts[i]`` to ``starts[i + 1]`` of the three arrays that follow.
+        field_ids: Each place's field, a number in ``field_names``.
+        offsets: Where each place's bytes begin in the shard.
+        sizes: How many there are.
+        field_names: Names of fields, in the order in which they were met.
+    """
 
-    def __init__(self, of: str) -> None:
+    __slots__ = ("field_ids", "field_names", "keys", "of", "offsets", "sizes", "starts")
+
+    def __init__(
+        self,
+        of: str,
+        keys: Iterable[str] = (),
+        starts: Iterable[int] = (0,),
+        field_ids: Iterable[int] = (),
+        offsets: Iterable[int] = (),
+        sizes: Iterable[int] = (),
+        field_names: Iterable[str] = (),
+    ) -> None:
         self.of = of
-        self._keys: list[str] = []
-        self._starts = array("Q", [0])
-        self._field_ids = array("I")
-        self._field_names: list[str] = []
-        self._offsets = array("Q")
-        self._sizes = array("Q")
+        self.keys = list(keys)
+        self.starts = array("Q", starts)
+        self.field_ids = array("I", field_ids)
+        self.offsets = array("Q", offsets)
+        self.sizes = array("Q", sizes)
+        self.field_names = list(field_names)
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.keys)
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of fields over all samples, sorted."""
-        return tuple(sorted(self._field_names))
+        return tuple(sorted(self.field_names))
+
+    @property
+    def memory_bytes(self) -> int:
+        """About what it takes up in memory."""
+        return 20 * len(self.offsets) + 110 * len(self.keys)
 
     def key(self, sample: int) -> str:
         """The key of sample number ``sample``."""
-        return self._keys[self._checked(sample)]
+        return self.keys[self.check(sample)]
 
     def places(self, sample: int) -> list[FieldPlace]:
         """The fields of sample number ``sample``, in the order of the shard."""
-        first, last = self._starts[self._checked(sample)], self._starts[sample + 1]
-        names = self._field_names
+        first, last = self.starts[self.check(sample)], self.starts[sample + 1]
+        names = self.field_names
         return [
-            FieldPlace(names[self._field_ids[place]], self._offsets[place], self._sizes[place])
+            FieldPlace(names[self.field_ids[place]], self.offsets[place], self.sizes[place])
             for place in range(first, last)
         ]
 
-    def layout_digest(self) -> bytes:
-        """32 bytes that change with any key, field, place or size, and not with the members' bytes."""
-        whole = hashlib.sha256()
-        for names in (self._keys, self._field_names):
-            whole.update("\0".join(names).encode() + b"\0\0")
-        for numbers in (self._starts, self._field_ids, self._offsets, self._sizes):
-            whole.update(",".join(map(str, numbers)).encode() + b";")
-        return whole.digest()
-
-    def _checked(self, sample: int) -> int:
-        if not 0 <= sample < len(self._keys):
+    def check(self, sample: int) -> int:
+        """``sample``, if there is one of that number; FormatError otherwise."""
+        if not 0 <= sample < len(self.keys):
             raise FormatError(
-                f"`{self.of}` has {len(self._keys)} samples; number {sample} was asked for",
+                f"`{self.of}` has {len(self.keys)} samples; number {sample} was asked for",
                 subject=self.of,
                 hint="the manifest does not belong to this shard: make it anew with `stager index`",
             )
         return sample
+
+    def layout_digest(self) -> bytes:
+        """32 bytes that change with any key, field, place or size, and not with the members' bytes."""
+        whole = hashlib.sha256()
+        for names in (self.keys, self.field_names):
+            whole.update("\0".join(names).encode() + b"\0\0")
+        for numbers in (self.starts, self.field_ids, self.offsets, self.sizes):
+            whole.update(",".join(map(str, numbers)).encode() + b";")
+        return whole.digest()
 
 
 def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
@@ -81,7 +106,11 @@ def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
     Raises:
         FormatError: As `list_members` and `group_samples` do, or something other than zeros follows the end.
     """
-    listing = list_members(buffer, of=of)
+    return index_listing(list_members(buffer, of=of), of=of)
+
+
+def index_listing(listing: Listing, *, of: str) -> ShardIndex:
+    """The index of a shard whose members were listed; raises as `index_shard`."""
     if listing.trailing:
         raise FormatError(
             f"`{of}`: something follows the archive's end at byte {listing.end}",
@@ -90,8 +119,8 @@ def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
         )
     index = ShardIndex(of)
     ids: dict[str, int] = {}
-    keys, starts, field_ids = index._keys, index._starts, index._field_ids
-    offsets, sizes = index._offsets, index._sizes
+    keys, starts, field_ids = index.keys, index.starts, index.field_ids
+    offsets, sizes = index.offsets, index.sizes
     for key, fields in sample_runs(listing.members, Counter(), of=of):
         keys.append(key)
         for name, (_, _, offset, size) in fields.items():
@@ -102,5 +131,5 @@ def index_shard(buffer: Buffer, *, of: str) -> ShardIndex:
             offsets.append(offset)
             sizes.append(size)
         starts.append(len(offsets))
-    index._field_names.extend(ids)
+    index.field_names.extend(ids)
     return index
