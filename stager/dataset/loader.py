@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.context import BaseContext
 from typing import Any
 
@@ -73,6 +73,10 @@ class StagedLoader(DataLoader[Any]):
         """As `StagedDataset.set_epoch`."""
         self._staged.set_epoch(epoch)
 
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """As `StagedDataset.set_weights`: the next item is the first of the new weights."""
+        self._staged.set_weights(weights)
+
     def state_dict(self) -> dict[str, Any]:
         """The place after the last delivered item: JSON-able, a few hundred bytes, the same on every rank."""
         return self._staged.state_dict()
@@ -82,10 +86,18 @@ class StagedLoader(DataLoader[Any]):
         self._staged.load_state_dict(state)
 
     def _counted(self, items: Iterator[Any], begin: Cursor) -> Iterator[Any]:
-        for number, item in enumerate(items):
-            self._staged.record(begin, number + 1)
-            yield item
-        self._staged.finish_epoch(begin)
+        while True:
+            for number, item in enumerate(items):
+                self._staged.record(begin, number + 1)
+                yield item
+                if self._staged.is_reweighted(begin):
+                    break
+            else:
+                self._staged.finish_epoch(begin)
+                return
+            # What workers have prefetched is of the old weights: begin anew where the change was recorded.
+            begin = self._staged.begin_recording()
+            items = super().__iter__()
 
 
 def _as_it_is(item: Any) -> Any:

@@ -74,8 +74,7 @@ class SampleReader:
 
             decode = self._recipe.decoder.decode
             content = {field: decode(field, data, where) for field, data in content.items()}
-        name = self._source.shards[shard].name
-        whole = {"__key__": key, "__url__": f"{self._source.name}/{name}", **content}
+        whole = {"__key__": key, "__url__": self._source.url(self._source.shard(shard)), **content}
         return whole if self._recipe.map is None else self._mapped(whole)
 
     def close(self) -> None:
@@ -96,7 +95,7 @@ class SampleReader:
         if opened is not None:
             self._open.move_to_end(number)
             return opened
-        opened = self._obtain(self._source.shards[number])
+        opened = self._obtain(self._source.shard(number))
         self._open[number] = opened
         while len(self._open) > self._shards_open_max:
             self._open.popitem(last=False)[1].close()

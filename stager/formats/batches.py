@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd, lcm
-from typing import Any
+from typing import Any, Protocol
 
 from stager.errors import FormatError, UsageError
 from stager.formats.fields import take_count, take_text, take_version
@@ -23,13 +23,13 @@ from stager.formats.order import (
     ORDER_VERSION,
     SEED_MAX,
     WINDOW_SHARDS_MAX,
-    EpochOrder,
     OrderPlan,
     check_whole_number,
 )
 
 GLOBAL_BATCH_MAX = 1 << 40
 WORLD_MAX = 10_000_000
+PACE_MAX = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,34 @@ class RankBatch:
     padding: int = 0
 
 
+class LaneOrder(Protocol):
+    """Lanes of samples for one epoch: those of one dataset (`EpochOrder`) or of several (`MixOrder`)."""
+
+    @property
+    def plan(self) -> OrderPlan: ...
+
+    @property
+    def samples(self) -> int:
+        """Of all lanes."""
+        ...
+
+    def lane_samples(self, lane: int) -> int:
+        """Samples of one lane; lanes differ by one at most."""
+        ...
+
+    def sample_at(self, lane: int, offset: int) -> tuple[int, int]:
+        """``(shard, sample in the shard)`` that ``lane`` gives after ``offset`` others."""
+        ...
+
+    def samples_in(self, lane: int, begin: int, end: int) -> list[tuple[int, int]]:
+        """``(shard, sample in the shard)`` at offsets ``begin`` to ``end`` (exclusive) of ``lane``."""
+        ...
+
+
 class EpochBatches:
     """The batches of an epoch from a position on; steps are counted from there."""
 
-    def __init__(self, order: EpochOrder, geometry: BatchGeometry, position: int = 0) -> None:
+    def __init__(self, order: LaneOrder, geometry: BatchGeometry, position: int = 0) -> None:
         """Lay batches over the rest of an epoch.
 
         Raises:
@@ -192,8 +216,14 @@ def _whole_steps(samples: int, lanes: int, geometry: BatchGeometry, position: in
     return max(left, 0) // (geometry.global_batch // lanes) if position < samples else 0
 
 
-def encode_order(plan: OrderPlan, geometry: BatchGeometry) -> dict[str, Any]:
-    """The parameters that a reader announces to the daemon."""
+def encode_order(plan: OrderPlan, geometry: BatchGeometry, *, pace: float = 1.0) -> dict[str, Any]:
+    """The parameters that a reader announces to the daemon.
+
+    Args:
+        plan: What fixes the order.
+        geometry: Of the reader's batches.
+        pace: How many samples the reader takes for one of this dataset: more than 1 if it mixes it with others.
+    """
     return {
         "version": ORDER_VERSION,
         "fingerprint": plan.fingerprint,
@@ -204,6 +234,7 @@ def encode_order(plan: OrderPlan, geometry: BatchGeometry) -> dict[str, Any]:
         "shuffle": plan.shuffle,
         "global_batch": geometry.global_batch,
         "drop_last": geometry.drop_last,
+        "pace": pace,
     }
 
 
@@ -221,6 +252,14 @@ def decode_order(
     geometry = BatchGeometry(batch, world, take_flag(value, "drop_last", at=at))
     geometry.check_lanes(plan.lanes)
     return plan, geometry
+
+
+def decode_pace(value: Mapping[str, Any], *, at: str = "order") -> float:
+    """The pace that `encode_order` wrote; 1 where an older reader wrote none."""
+    pace = value.get("pace", 1.0)
+    if not isinstance(pace, int | float) or isinstance(pace, bool) or not 1 <= pace <= PACE_MAX:
+        raise FormatError(f"`{at}`: `pace` must be a number from 1 to {PACE_MAX:.0f}", subject=at)
+    return float(pace)
 
 
 def decode_plan(value: Mapping[str, Any], *, at: str) -> OrderPlan:

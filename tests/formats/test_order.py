@@ -327,11 +327,11 @@ def test_hostile_cursor_is_refused(change: dict[str, object]) -> None:
 def test_cursor_of_another_order_is_refused() -> None:
     """Another dataset or other parameters are named; another epoch is fine."""
     plan = OrderPlan("f", seed=1, epoch=2)
-    Cursor(plan).check_matches(plan.at_epoch(5), of="data")
+    Cursor(plan).check_matches(Cursor(plan.at_epoch(5)), of="data")
     with pytest.raises(UsageError, match="another dataset than `data`"):
-        Cursor(plan).check_matches(OrderPlan("g", seed=1), of="data")
+        Cursor(plan).check_matches(Cursor(OrderPlan("g", seed=1)), of="data")
     with pytest.raises(UsageError, match=r"seed=1 \(not 2\), window=8 \(not 3\)"):
-        Cursor(plan).check_matches(OrderPlan("f", seed=2, window=3), of="data")
+        Cursor(plan).check_matches(Cursor(OrderPlan("f", seed=2, window=3)), of="data")
 
 
 def test_seeking_costs_operations_by_the_window_not_by_the_epoch() -> None:
