@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from stager.errors import ConfigError
+from stager.formats.layouts.detection import AUTO, check_layout_name
 from stager.units import parse_rate, parse_size
 
 ENVIRONMENT_PREFIX = "STAGER_"
@@ -47,6 +48,13 @@ def _named_store(url: str, info: ValidationInfo) -> str:
     if problem:
         raise ValueError(problem)
     return url
+
+
+def _known_layout(name: str) -> str:
+    try:
+        return check_layout_name(name)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}; {error.hint}") from None
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -137,7 +145,7 @@ class CheckpointSection(_Section):
 
     watch: Path
     run: Url
-    layout: Literal["auto", "torch_dcp", "hf_trainer", "torch_file", "commit"] = "auto"
+    layout: Annotated[str, AfterValidator(_known_layout)] = AUTO
     tiers: tuple[TierSection, ...] = ()
     keep_local: int | None = Field(default=None, ge=1)
     rescan_s: float = Field(default=5.0, gt=0, le=3600)

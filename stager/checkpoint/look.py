@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from stager.disk import Disk, FileStat
 from stager.errors import FormatError, StagerError
-from stager.formats.layouts.api import Candidate, Corrupt, Entry, NotMine, Read, Verdict, Writing
+from stager.formats.layouts.api import (
+    BESIDE_BYTES_MAX,
+    Beside,
+    Candidate,
+    Corrupt,
+    Entry,
+    NotMine,
+    Read,
+    Verdict,
+    Writing,
+)
 from stager.formats.layouts.detection import AUTO, judge
 from stager.formats.names import check_relative_path
 
@@ -83,11 +93,12 @@ def _snapshot(disk: Disk, folder: str, name: str, ranks: int | None) -> Candidat
         if len(found) > FILES_MAX:
             raise FormatError(f"`{root}` has {len(found)} files; at most {FILES_MAX} are taken", subject=root)
         listing = {check_relative_path(path): entry_of(file) for path, file in found}
-        return Candidate(name, False, listing, _reader(disk, root), ranks)
+        return Candidate(name, False, listing, _reader(disk, root), ranks, _beside(disk, folder))
     if not status.is_regular:
         # Pipes, sockets and devices are nobody's checkpoint, and nothing to read from.
         return None
-    return Candidate(name, True, {name: entry_of(status)}, _reader(disk, folder), ranks)
+    listing = {name: entry_of(status)}
+    return Candidate(name, True, listing, _reader(disk, folder), ranks, _beside(disk, folder))
 
 
 def _check_links(disk: Disk, folder: str, root: str, found: Sequence[tuple[str, FileStat]]) -> None:
@@ -119,6 +130,21 @@ def _refused(link: str, target: str) -> FormatError:
 def _reader(disk: Disk, root: str) -> Read:
     def read(path: str, offset: int, size: int) -> bytes:
         return disk.read_at(f"{root}/{path}", offset, size)
+
+    return read
+
+
+def _beside(disk: Disk, folder: str) -> Beside:
+    """Reads trackers and markers in the watched folder. What is no regular file there is only there."""
+
+    def read(name: str) -> bytes | None:
+        path = f"{folder}/{name}"
+        try:
+            status = disk.stat(path)
+            regular = status.is_regular and not status.is_link
+            return disk.read_at(path, 0, BESIDE_BYTES_MAX) if regular else b""
+        except FileNotFoundError:
+            return None
 
     return read
 

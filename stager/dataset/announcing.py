@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from stager.dataset.ranks import Ranks
@@ -31,12 +31,14 @@ class Announcer:
         self._failed = False
         self._warned = False
 
-    def announce(self, order: Mapping[str, Any], position: int) -> None:
-        """Announce ``position`` if it is time to."""
+    def announce(self, order: Callable[[int], Mapping[str, Any]], position: int) -> None:
+        """Announce ``position`` if it is time to, with the ``order`` as it is there."""
         if time.monotonic() < self._next_s:
             return
         try:
-            reply = self._source.announce(order, position, self._reader, self._ranks.rank, self._ranks.world)
+            reply = self._source.announce(
+                order(position), position, self._reader, self._ranks.rank, self._ranks.world
+            )
         except StagerError as error:
             level = logging.DEBUG if self._failed else logging.WARNING
             event(_LOGGER, level, "announce.failed", dataset=self._source.name, reason=error.message)

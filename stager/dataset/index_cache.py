@@ -17,8 +17,8 @@ _File = tuple[int, int, int, int, int]
 class IndexCache:
     """The indices that were used last, up to a bound of memory; safe to be used by several threads.
 
-    An index is bound to the very file that it was made of: one that was written anew, even with the same size, is indexed again.
-    A forked worker begins with what its parent has; one that is spawned, with nothing.
+    An index is bound to the very file that it was made of: one that was written anew, even with the same size, is
+    indexed again. A forked worker begins with what its parent has; one that is spawned, with nothing.
     """
 
     def __init__(self, memory_bytes_max: int = MEMORY_BYTES_MAX) -> None:

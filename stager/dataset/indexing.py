@@ -3,7 +3,7 @@
 One loop in Python follows the sizes from header to header; everything else (checksums, types, names, keys) is done for all
 headers at once. Only what nearly all shards hold is understood: regular files with plain names, USTAR prefixes, and PAX
 headers that tell a time, as Python's ``tarfile`` writes before each member. At anything else the whole shard is given to
-`index_shard`, which knows all of tar and says what is wrong where; so the two agree by construction, and a test holds them to it.
+`index_shard`, which knows all of tar and says what is wrong where; a test holds the two to the same answers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import numpy
 from stager.formats.index import ShardIndex, index_shard
 from stager.formats.tar import BLOCK_BYTES, EXTENSION_BYTES_MAX
 
-_Array = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.generic]]
+_Bytes = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.uint8]]
+_Numbers = numpy.ndarray[tuple[int, ...], numpy.dtype[numpy.int64]]
 
 # Offsets in a header block; source: POSIX.1-2017 pax, "ustar Interchange Format".
 _NAME = slice(0, 100)
@@ -33,7 +34,7 @@ _OCTAL_WEIGHTS = 8 ** numpy.arange(5, -1, -1)
 
 _TIME_RECORD = re.compile(rb"(\d{1,4}) [acm]time=-?[0-9.]{1,40}\n")
 # A name that makes a field of a sample, after a zero: see `stager.formats.samples.split_name`.
-_KEY_AND_FIELD = re.compile(r"\0((?:[^\0]*/)?[^\0/.]+)\.([^\0/]*)")
+_KEY_AND_FIELD = re.compile(r"\0((?:[^\0]*/)?[^\0/.]+)\.([^\0/]*)(?![^\0])")
 
 
 def index_mapped(mapped: mmap.mmap, *, of: str) -> ShardIndex:
@@ -100,7 +101,7 @@ def _is_blank(mapped: mmap.mmap, begin: int) -> bool:
     return not any(mapped[at : at + step].strip(b"\0") for at in range(begin, len(mapped), step))
 
 
-def _checksums_hold(blocks: _Array) -> bool:
+def _checksums_hold(blocks: _Bytes) -> bool:
     digits = blocks[:, _CHECKSUM]
     if ((digits < _ZERO_DIGIT) | (digits > _ZERO_DIGIT + 7)).any():
         return False
@@ -127,7 +128,7 @@ def _tells_times(mapped: mmap.mmap, begin: int, size: int) -> bool:
     return True
 
 
-def _names(blocks: _Array) -> list[bytes] | None:
+def _names(blocks: _Bytes) -> list[bytes] | None:
     """The members' names, or None where one needs a closer look."""
     names: list[bytes] = numpy.ascontiguousarray(blocks[:, _NAME]).view("S100")[:, 0].tolist()
     prefixed = numpy.flatnonzero(blocks[:, _PREFIX.start])
@@ -140,7 +141,7 @@ def _names(blocks: _Array) -> list[bytes] | None:
     return names
 
 
-def _grouped(names: list[bytes], offsets: _Array, sizes: _Array, of: str) -> ShardIndex | None:
+def _grouped(names: list[bytes], offsets: _Numbers, sizes: _Numbers, of: str) -> ShardIndex | None:
     joined = b"\0" + b"\0".join(names)
     # A zero inside a name ends it; a leading `__` may be webdataset's metadata.
     if joined.count(b"\0") != len(names) or b"\0__" in joined:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from multiprocessing.context import BaseContext
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from stager.dataset.staged import StagedDataset
 from stager.errors import UsageError
@@ -53,7 +54,7 @@ class StagedLoader(DataLoader[Any]):
             num_workers=num_workers,
             pin_memory=pin_memory,
             timeout=timeout if num_workers else 0,
-            worker_init_fn=worker_init_fn,
+            worker_init_fn=partial(_begin_worker, worker_init_fn),
             multiprocessing_context=multiprocessing_context,
             generator=generator,
             prefetch_factor=prefetch_factor,
@@ -73,6 +74,10 @@ class StagedLoader(DataLoader[Any]):
         """As `StagedDataset.set_epoch`."""
         self._staged.set_epoch(epoch)
 
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """As `StagedDataset.set_weights`: the next item is the first of the new weights."""
+        self._staged.set_weights(weights)
+
     def state_dict(self) -> dict[str, Any]:
         """The place after the last delivered item: JSON-able, a few hundred bytes, the same on every rank."""
         return self._staged.state_dict()
@@ -82,10 +87,28 @@ class StagedLoader(DataLoader[Any]):
         self._staged.load_state_dict(state)
 
     def _counted(self, items: Iterator[Any], begin: Cursor) -> Iterator[Any]:
-        for number, item in enumerate(items):
-            self._staged.record(begin, number + 1)
-            yield item
-        self._staged.finish_epoch(begin)
+        while True:
+            with self._staged.taking_handed(begin) as take:
+                for number, item in enumerate(items):
+                    taken = take(item)
+                    self._staged.record(begin, number + 1)
+                    yield taken
+                    if self._staged.is_reweighted(begin):
+                        break
+                else:
+                    self._staged.finish_epoch(begin)
+                    return
+            # What workers have prefetched is of the old weights: begin anew where the change was recorded.
+            begin = self._staged.begin_recording()
+            items = super().__iter__()
+
+
+def _begin_worker(then: Callable[[int], None] | None, worker: int) -> None:
+    about = get_worker_info()
+    assert about is not None and isinstance(about.dataset, StagedDataset)
+    about.dataset.hand_places()
+    if then is not None:
+        then(worker)
 
 
 def _as_it_is(item: Any) -> Any:

@@ -89,6 +89,24 @@ class SampleReader:
             samples.append(whole if map_sample is None else _mapped(whole, map_sample))
         return samples
 
+    def prepare(self, places: Iterable[tuple[int, int]]) -> bool:
+        """Wait for the shards of ``places``, and have the kernel read ahead what `read` of them would read.
+
+        Returns:
+            Whether another process of this node may read them in place: all are mapped, and nothing is made of their bytes.
+
+        Raises:
+            As `read`.
+        """
+        recipe = self._recipe
+        if recipe.decoder is not None or recipe.map is not None:
+            return False
+        here = True
+        for shard, sample in places:
+            opened, _ = self._open.get(shard) or self._opened(shard)
+            here = opened.read_ahead(sample) and here
+        return here
+
     def close(self) -> None:
         """Close all shards."""
         while self._open:
@@ -96,8 +114,8 @@ class SampleReader:
 
     def _opened(self, number: int) -> tuple[OpenShard, str]:
         """Open a shard that is not, and close the one that was opened first if there are too many."""
-        shard = self._source.shards[number]
-        opened = self._obtain(shard), f"{self._source.name}/{shard.name}"
+        shard = self._source.shard(number)
+        opened = self._obtain(shard), self._source.url(shard)
         self._open[number] = opened
         if len(self._open) > self._shards_open_max:
             self._open.popitem(last=False)[1][0].close()
@@ -153,7 +171,9 @@ def _ordered(content: dict[str, Any], only: Sequence[str], opened: OpenShard, sa
     return {name: content[name] for name in only}
 
 
-def _decoded(content: dict[str, Any], decoder: FieldDecoder, opened: OpenShard, sample: int) -> dict[str, Any]:
+def _decoded(
+    content: dict[str, Any], decoder: FieldDecoder, opened: OpenShard, sample: int
+) -> dict[str, Any]:
     def where(field: str) -> str:
         offset = next(place.offset for place in opened.index.places(sample) if place.name == field)
         return f"`{opened.path}`: `{opened.index.key(sample)}.{field}` at byte {offset}"

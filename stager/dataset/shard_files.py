@@ -50,14 +50,16 @@ class OpenShard:
             return self._mapped[offset : offset + size]
         return _pread(self._descriptor, offset, size, self.path)
 
-    def fields(self, sample: int, only: Collection[str] | None = None, *, copy: bool = True) -> dict[str, Bytes]:
+    def fields(
+        self, sample: int, only: Collection[str] | None = None, *, copy: bool = True
+    ) -> dict[str, Bytes]:
         """The fields of sample number ``sample`` and their bytes, in the order of the shard.
 
         Args:
             sample: Its number in the shard.
             only: The fields to read, as far as the sample has them; None reads all.
-            copy: False gives read-only views of the mapping where there is one. They may be held for as long as one likes, and
-                keep the mapping, not the descriptor, alive.
+            copy: False gives read-only views of the mapping where there is one. They may be held for as long as one
+                likes, and keep the mapping, not the descriptor, alive.
 
         Raises:
             FormatError, StagerError: As `read`; or there is no such sample.
@@ -76,6 +78,16 @@ class OpenShard:
                     self.read(offset, sizes[at]) if mapped is None else mapped[offset : offset + sizes[at]]
                 )
         return found
+
+    def read_ahead(self, sample: int) -> bool:
+        """Have the kernel bring sample number ``sample`` into memory, without waiting for it; False if nothing is mapped."""
+        index = self.index
+        first, end = index.starts[index.check(sample)], index.starts[sample + 1] - 1
+        if self._mapped is None:
+            return False
+        begin = index.offsets[first] & -mmap.PAGESIZE
+        self._mapped.madvise(mmap.MADV_WILLNEED, begin, index.offsets[end] + index.sizes[end] - begin)
+        return True
 
     def close(self) -> None:
         """Close the file; views that were given out stay as they are."""

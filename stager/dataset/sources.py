@@ -6,34 +6,34 @@ import glob
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
 from stager.client import Client
+from stager.dataset.index_cache import IndexCache
 from stager.dataset.shard_files import open_shard
 from stager.errors import ConfigError, FormatError, NotFound, StagerError, UsageError
 from stager.formats import wire
-from stager.formats.manifest import (
-    DATASET_MANIFEST_BYTES_MAX,
-    MANIFEST_NAME,
-    DatasetManifest,
-    decode_dataset_manifest,
-)
+from stager.formats.manifest import DATASET_MANIFEST_BYTES_MAX, MANIFEST_NAME, decode_dataset_manifest
+from stager.formats.shard_table import ShardNames, ShardTable, read_shard_table, table_of
 from stager.logs import event
 
 OPEN_AGAIN_S = 10.0
+PIECE_BYTES = 4 << 20
 _LOGGER = logging.getLogger("stager.dataset")
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard: its name in the dataset, its bytes, its samples."""
+    """One shard: its name in the dataset, its bytes, its samples, and the place of its dataset among those of a mix."""
 
     name: str
     size: int
     samples: int
+    source: int = 0
 
 
 class Source(Protocol):
@@ -48,11 +48,21 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     @property
-    def shards(self) -> tuple[Shard, ...]: ...
+    def shard_samples(self) -> Sequence[int]:
+        """Samples of every shard, in the order that shards are numbered in."""
+        ...
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Names of fields over all samples; empty where that is not known."""
+        ...
+
+    def shard(self, number: int) -> Shard:
+        """A shard by its number."""
+        ...
+
+    def url(self, shard: Shard) -> str:
+        """The shard as the ``__url__`` of its samples."""
         ...
 
     def path(self, shard: Shard) -> str:
@@ -70,14 +80,41 @@ class Source(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class DirectorySource:
-    """Shards in a local directory or on a parallel file system, read in place."""
+@dataclass(frozen=True)
+class _Listed:
+    """What a table of shards tells of a dataset.
+
+    Attributes:
+        name: The dataset, as the user gave it.
+        table: Its shards.
+    """
 
     name: str
-    fingerprint: str
-    shards: tuple[Shard, ...]
-    fields: tuple[str, ...]
+    table: ShardTable
+
+    @property
+    def fingerprint(self) -> str:
+        return self.table.fingerprint
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self.table.fields
+
+    @property
+    def shard_samples(self) -> Sequence[int]:
+        return self.table.samples
+
+    def shard(self, number: int) -> Shard:
+        table = self.table
+        return Shard(table.names[number], table.sizes[number], table.samples[number])
+
+    def url(self, shard: Shard) -> str:
+        return f"{self.name}/{shard.name}"
+
+
+@dataclass(frozen=True)
+class DirectorySource(_Listed):
+    """Shards in a local directory or on a parallel file system, read in place."""
 
     def path(self, shard: Shard) -> str:
         return os.path.join(self.name, shard.name)
@@ -97,14 +134,10 @@ class DirectorySource:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class CachedSource:
+@dataclass(frozen=True)
+class CachedSource(_Listed):
     """Shards of a bucket in the node's cache. A shard that is there is opened without asking anybody."""
 
-    name: str
-    fingerprint: str
-    shards: tuple[Shard, ...]
-    fields: tuple[str, ...]
     client: Client
     dataset: str
     directory: str
@@ -142,7 +175,12 @@ class CachedSource:
 
 
 def open_source(
-    source: str | os.PathLike[str], *, find_socket: Callable[[], str | None], patience_s: float, wait_s: float
+    source: str | os.PathLike[str],
+    *,
+    find_socket: Callable[[], str | None],
+    patience_s: float,
+    wait_s: float,
+    indices: IndexCache | None = None,
 ) -> Source:
     """The shards of ``source``.
 
@@ -151,6 +189,7 @@ def open_source(
         find_socket: Gives the socket of the daemon that stages datasets from buckets, or None; asked for a bucket only.
         patience_s: How long to try to reach a daemon that is not there.
         wait_s: How long to wait for the manifest.
+        indices: Takes the indices of shards that had to be read.
 
     Raises:
         UsageError: No such directory, or nothing in it that could be read.
@@ -161,9 +200,9 @@ def open_source(
     text = os.fspath(source)
     scheme = urlsplit(text).scheme
     if scheme == "file":
-        return _open_directory(unquote(urlsplit(text).path))
+        return _open_directory(unquote(urlsplit(text).path), indices)
     if "://" not in text:
-        return _open_directory(os.path.abspath(os.path.expanduser(text)))
+        return _open_directory(os.path.abspath(os.path.expanduser(text)), indices)
     socket = find_socket()
     if socket is None:
         raise ConfigError(
@@ -177,25 +216,17 @@ def open_source(
 
 def _open_cached(source: str, client: Client, wait_s: float) -> CachedSource:
     reply = client.open(source, wait_s)
-    manifest = _read_manifest(reply.manifest_path)
-    if manifest.fingerprint != reply.fingerprint:
+    table = _read_manifest(reply.manifest_path)
+    if table.fingerprint != reply.fingerprint:
         raise FormatError(
             f"the daemon's manifest of `{source}` changed while it was opened",
             subject=source,
             hint="open it again",
         )
-    return CachedSource(
-        source,
-        manifest.fingerprint,
-        _shards(manifest),
-        manifest.fields,
-        client,
-        reply.dataset,
-        reply.shards_directory,
-    )
+    return CachedSource(source, table, client, reply.dataset, reply.shards_directory)
 
 
-def _open_directory(directory: str) -> DirectorySource:
+def _open_directory(directory: str, indices: IndexCache | None) -> DirectorySource:
     if not os.path.isdir(directory):
         what = "is a file, not a directory of shards" if os.path.exists(directory) else "does not exist"
         raise UsageError(
@@ -205,27 +236,26 @@ def _open_directory(directory: str) -> DirectorySource:
         )
     manifest_path = os.path.join(directory, MANIFEST_NAME)
     if not os.path.exists(manifest_path):
-        return _scan_directory(directory)
-    manifest = _read_manifest(manifest_path)
-    return DirectorySource(directory, manifest.fingerprint, _shards(manifest), manifest.fields)
+        return _scan_directory(directory, indices)
+    return DirectorySource(directory, _read_manifest(manifest_path))
 
 
-def _read_manifest(path: str) -> DatasetManifest:
+def _read_manifest(path: str) -> ShardTable:
+    """The shards of a manifest, read in pieces: it may name millions."""
     try:
         with open(path, "rb") as file:
-            raw = file.read(DATASET_MANIFEST_BYTES_MAX + 1)
+            if os.fstat(file.fileno()).st_size > DATASET_MANIFEST_BYTES_MAX:
+                raise FormatError(f"`{path}` has more than {DATASET_MANIFEST_BYTES_MAX} bytes", subject=path)
+            table = read_shard_table(iter(lambda: file.read(PIECE_BYTES), b""), of=path)
+            if table is None:
+                file.seek(0)
+                table = table_of(decode_dataset_manifest(file.read(DATASET_MANIFEST_BYTES_MAX), of=path))
     except OSError as error:
         raise StagerError(f"cannot read `{path}`: {error.strerror}", subject=path) from error
-    if len(raw) > DATASET_MANIFEST_BYTES_MAX:
-        raise FormatError(f"`{path}` has more than {DATASET_MANIFEST_BYTES_MAX} bytes", subject=path)
-    return decode_dataset_manifest(raw, of=path)
+    return table
 
 
-def _shards(manifest: DatasetManifest) -> tuple[Shard, ...]:
-    return tuple(Shard(entry.name, entry.size, entry.samples) for entry in manifest.shards)
-
-
-def _scan_directory(directory: str) -> DirectorySource:
+def _scan_directory(directory: str, indices: IndexCache | None) -> DirectorySource:
     """A directory of tars that nobody made a manifest for: every header is read once, in the order of the names.
 
     The fingerprint then stands for names, sizes, keys and fields, and where they lie; not for the members' bytes.
@@ -241,14 +271,16 @@ def _scan_directory(directory: str) -> DirectorySource:
         )
     whole = hashlib.sha256(b"stager-scanned-1\n")
     fields: set[str] = set()
-    shards = []
+    sizes, samples = array("Q"), array("Q")
     for name in names:
         path = os.path.join(directory, name)
-        with open_shard(path) as opened:
+        with open_shard(path, indices=indices) as opened:
             size, index = opened.size, opened.index
         whole.update(f"{name}\n{size} {len(index)}\n".encode("utf-8", "surrogateescape"))
         whole.update(index.layout_digest())
         fields.update(index.fields)
-        shards.append(Shard(name, size, len(index)))
-    event(_LOGGER, logging.INFO, "dataset.scanned", directory=directory, shards=len(shards))
-    return DirectorySource(directory, whole.hexdigest()[:32], tuple(shards), tuple(sorted(fields)))
+        sizes.append(size)
+        samples.append(len(index))
+    event(_LOGGER, logging.INFO, "dataset.scanned", directory=directory, shards=len(names))
+    table = ShardTable(ShardNames(names), sizes, samples, whole.hexdigest()[:32], tuple(sorted(fields)))
+    return DirectorySource(directory, table)

@@ -6,7 +6,9 @@ import itertools
 import os
 import socket as sockets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -15,15 +17,20 @@ from stager.client import find_socket
 from stager.dataset.announcing import Announcer
 from stager.dataset.collating import collate_samples
 from stager.dataset.decoding import Decode, FieldDecoder
+from stager.dataset.handed import HandedPlaces
+from stager.dataset.index_cache import IndexCache
+from stager.dataset.mixed import WeightedSource
 from stager.dataset.ranks import check_ranks, find_ranks
 from stager.dataset.reading import SampleReader, SampleRecipe
 from stager.dataset.sources import Source, open_source
-from stager.dataset.turns import Turns
+from stager.dataset.stream import open_stream
+from stager.dataset.turns import Place, Turns
 from stager.errors import UsageError
-from stager.formats.batches import GLOBAL_BATCH_MAX, BatchGeometry, EpochBatches, count_steps, encode_order
+from stager.formats.batches import GLOBAL_BATCH_MAX, BatchGeometry, EpochBatches, count_steps
 from stager.formats.cursor import Cursor, decode_cursor, encode_cursor
 from stager.formats.fields import take_count
-from stager.formats.order import EpochOrder, OrderPlan, check_whole_number, lanes_of_rank
+from stager.formats.mixing import CHANGES_MAX, decode_history, encode_history, whole_weights
+from stager.formats.order import OrderPlan, check_whole_number, lanes_of_rank
 
 SHARDS_OPEN_MAX = 256
 WAIT_MAX_S = 7 * 86400.0
@@ -44,7 +51,7 @@ class StagedDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: str | os.PathLike[str],
+        source: str | os.PathLike[str] | Sequence[WeightedSource],
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
@@ -52,9 +59,11 @@ class StagedDataset(IterableDataset[Any]):
         seed: int = 0,
         window: int = 8,
         lanes: int | None = None,
+        epoch_samples: int | None = None,
         drop_last: bool = False,
         fields: Sequence[str] | None = None,
         decode: Decode = True,
+        copy: bool = True,
         allow_pickle: bool = False,
         map: Callable[[dict[str, Any]], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
@@ -70,18 +79,24 @@ class StagedDataset(IterableDataset[Any]):
 
         Args:
             source: A directory of shards, which is read in place, or the URL of a dataset in a bucket, which the node's
-                daemon stages.
+                daemon stages; or a list of ``(source, weight)``, which are mixed: see `stager.formats.mixing`.
             batch_size: Samples of this rank in a step; None gives single samples.
             global_batch_size: Samples of all ranks in a step, instead of ``batch_size``.
             shuffle: False gives the dataset's own order.
             seed: Chooses the order, with the epoch.
             window: Among how many consecutive shards samples are mixed; so many are open, and in the cache, at once.
             lanes: Streams that advance together, so that nodes read different shards; None takes the number of nodes.
+            epoch_samples: Length of a mix's epochs, in samples; None takes all sources' samples together. Sources are read
+                on over these epochs, each through its own.
             drop_last: Drop what is left for less than a whole global batch. Otherwise the last batch is shorter, of equal
                 size on all ranks; with several ranks, fewer samples than ranks may then come twice.
             fields: Read only these.
             decode: True decodes fields as webdataset does; an image specification (``"pil"``, ``"torchrgb8"``), a handler or
                 a list of these comes first; False gives bytes.
+            copy: False gives fields that are not decoded as read-only memoryviews of the shard's file in place of bytes,
+                where it lies on a local disk: nothing is copied until it is used. They are valid for as long as they are
+                held. What ``map`` and ``collate`` return from a worker must not hold any; a plain DataLoader's workers
+                give bytes.
             allow_pickle: Decode fields that are pickles, which may run any code.
             map: Called with each sample in the worker.
             collate: Makes a batch of a list of samples, instead of `collate_samples`.
@@ -108,25 +123,38 @@ class StagedDataset(IterableDataset[Any]):
         if collate is not None and not self._batched:
             raise UsageError("collate without batch_size has nothing to collate", subject="collate")
         decoder = None if decode is False else FieldDecoder(decode, allow_pickle=allow_pickle)
-        self._recipe = SampleRecipe(None if fields is None else tuple(fields), decoder, map)
+        only = None if fields is None else tuple(dict.fromkeys(fields))
+        self._recipe = SampleRecipe(only, decoder, copy, map)
+        self._indices = IndexCache()
         self._wait_s = wait_timeout_s
-        self._source = open_source(
+        self._stream = open_stream(
             source,
-            find_socket=lambda: find_socket(socket) or _private_socket(cache, cache_bytes, wait_timeout_s),
-            patience_s=wait_timeout_s if on_daemon_loss == "wait" else 0.0,
-            wait_s=wait_timeout_s,
+            epoch_samples,
+            lambda one: open_source(
+                one,
+                find_socket=lambda: (
+                    find_socket(socket) or _private_socket(cache, cache_bytes, wait_timeout_s)
+                ),
+                patience_s=wait_timeout_s if on_daemon_loss == "wait" else 0.0,
+                wait_s=wait_timeout_s,
+                indices=self._indices,
+            ),
         )
+        self._source = self._stream.source
         _check_fields(self._source, self._recipe.fields)
         self._lanes_given = lanes is not None
         plan = OrderPlan(self._source.fingerprint, seed, 0, lanes or self._ranks.nodes, window, shuffle)
-        self._check_sizes(plan)
+        self._begin = self._from = Cursor(plan, mix=self._stream.mix)
+        self._delivered = 0
+        self._check_sizes(self._begin)
         self._reader = f"{sockets.gethostname()}/{os.getpid()}-{next(_serial)}/{self._ranks.rank}"
-        self._turns = Turns()
-        self._begin = self._cursor = Cursor(plan)
+        self._turns = Turns(_changes_max(self._begin))
         self._recorded = False
+        self._tell_workers(self._begin, counting=True)
         # Used in workers alone, by torchdata's StatefulDataLoader: where this worker is to begin, and its batches so far.
         self._worker_begin: tuple[Cursor, int] | None = None
         self._worker_batches = 0
+        self._hands_places = False
 
     @property
     def epoch(self) -> int:
@@ -135,8 +163,8 @@ class StagedDataset(IterableDataset[Any]):
 
     @property
     def samples(self) -> int:
-        """Samples of the whole dataset."""
-        return sum(shard.samples for shard in self._source.shards)
+        """Samples of an epoch: of the whole dataset, or as long as a mix's epochs are."""
+        return self._stream.samples
 
     @property
     def fingerprint(self) -> str:
@@ -169,7 +197,23 @@ class StagedDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of ``epoch``; at its loaded place if that is where the cursor stands."""
         if epoch != self.epoch:
-            self.seek(Cursor(self._begin.plan.at_epoch(epoch)))
+            self.seek(self._begin.at_epoch(epoch))
+
+    def set_weights(self, weights: Sequence[float]) -> None:
+        """Mix with other weights from the place on where the stream stands, even in the middle of an iteration.
+
+        The place is recorded in the state, so that a resumed run changes there too. With `StagedLoader` or without a
+        loader, the next item is the first of the new weights. All ranks must do it at the same step.
+
+        Raises:
+            UsageError: Not a mix, weights that cannot be meant, or nobody knows the place: see `state_dict`.
+        """
+        self._check_known("set_weights")
+        cursor = self._cursor
+        if cursor.mix is None:
+            raise UsageError("set_weights is for a mix, a list of (source, weight)", subject="weights")
+        mix = cursor.mix.changed(cursor.plan.epoch, cursor.position, whole_weights(weights))
+        self.seek(replace(cursor, mix=mix))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands: JSON-able, a few hundred bytes, the same on every rank.
@@ -179,12 +223,7 @@ class StagedDataset(IterableDataset[Any]):
         """
         if get_worker_info() is not None:
             return {**encode_cursor(self._cursor), _SKIPPED: self._worker_batches}
-        if self._turns.begun() and not self._recorded:
-            raise UsageError(
-                "the place in the data is known to the DataLoader's workers, not to the dataset",
-                subject="state_dict",
-                hint="use StagedLoader in place of DataLoader, or torchdata's StatefulDataLoader, and its state_dict()",
-            )
+        self._check_known("state_dict")
         return encode_cursor(self._cursor)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -195,11 +234,11 @@ class StagedDataset(IterableDataset[Any]):
             FormatError: It is not a state.
         """
         cursor = decode_cursor(state)
-        plan = self._begin.plan
+        mine = self._begin
         if not self._lanes_given:
-            plan = replace(plan, lanes=cursor.plan.lanes)
-        cursor.check_matches(plan, of=self._source.name)
-        self._check_sizes(cursor.plan)
+            mine = replace(mine, plan=replace(mine.plan, lanes=cursor.plan.lanes))
+        cursor.check_matches(mine, of=self._source.name)
+        self._check_sizes(cursor)
         EpochBatches.check_position(cursor.position, self.samples, cursor.plan.lanes)
         if get_worker_info() is None:
             self.seek(cursor)
@@ -208,82 +247,165 @@ class StagedDataset(IterableDataset[Any]):
 
     def seek(self, cursor: Cursor) -> None:
         """Begin the next iteration at ``cursor``, in this process and in its DataLoader workers."""
-        self._begin = self._cursor = cursor
+        self._begin = self._from = cursor
+        self._delivered = 0
         self._recorded = False
-        self._turns.set(cursor.plan.epoch, cursor.position, counting=True)
+        self._tell_workers(cursor, counting=True)
 
     def begin_recording(self) -> Cursor:
         """`begin`, for a loader that counts what its workers deliver and tells by `record`."""
         if not self._ranks_given:
             check_ranks(self._ranks)
-        begin = self._cursor = self._begin
+        begin = self._from = self._begin
+        self._delivered = 0
         self._recorded = True
-        self._turns.set(begin.plan.epoch, begin.position, counting=False)
+        self._tell_workers(begin, counting=False)
         return begin
 
     def record(self, begin: Cursor, delivered: int) -> None:
         """Take ``delivered`` items as consumed since ``begin``, unless the dataset was sent elsewhere meanwhile."""
-        if begin == self._begin:
-            position = min(begin.position + delivered * self._geometry.global_batch, self.samples)
-            self._cursor = replace(begin, position=position)
+        if begin is self._begin or begin == self._begin:
+            self._from, self._delivered = begin, delivered
 
     def finish_epoch(self, begin: Cursor) -> None:
         """After all items since ``begin``, begin the next iteration at the start of the next epoch."""
         if begin == self._begin:
-            self.seek(Cursor(begin.plan.at_epoch(begin.plan.epoch + 1)))
+            self.seek(begin.at_epoch(begin.plan.epoch + 1))
+
+    def is_reweighted(self, begin: Cursor) -> bool:
+        """Whether `set_weights` was called since an iteration began at ``begin``."""
+        return self._begin is not begin and self._begin.mix != begin.mix
+
+    def hand_places(self) -> None:
+        """In a worker: give `HandedPlaces` where the loader's process may read in place; it gives them to `take_handed`."""
+        self._hands_places = self._collate is collate_samples
+
+    @contextmanager
+    def taking_handed(self, begin: Cursor) -> Iterator[Callable[[Any], Any]]:
+        """What makes items of that which workers hand on, for an iteration from ``begin``."""
+        reader = self._open_reader(begin)
+
+        def take(item: Any) -> Any:
+            return self._made(reader.read(item)) if isinstance(item, HandedPlaces) else item
+
+        try:
+            yield take
+        finally:
+            reader.close()
+
+    @property
+    def _cursor(self) -> Cursor:
+        """Where the stream stands, as far as this process knows."""
+        position = self._from.position + self._delivered * self._geometry.global_batch
+        return replace(self._from, position=min(position, self.samples)) if self._delivered else self._from
+
+    def _tell_workers(self, cursor: Cursor, *, counting: bool) -> None:
+        changes = () if cursor.mix is None else itertools.chain.from_iterable(encode_history(cursor.mix))
+        plan = cursor.plan
+        self._turns.set(Place(plan.epoch, cursor.position, plan.lanes, tuple(changes)), counting=counting)
 
     def _worker_turn(self, worker: int, workers: int) -> tuple[Cursor, int]:
         if self._worker_begin is not None:
             begin = self._worker_begin
             # This worker's later iterations, if it persists, are of the epochs that follow.
-            self._worker_begin = Cursor(begin[0].plan.at_epoch(begin[0].plan.epoch + 1)), 0
+            self._worker_begin = begin[0].at_epoch(begin[0].plan.epoch + 1), 0
             return begin
-        epoch, position = self._turns.begin(worker, workers)
-        return Cursor(self._begin.plan.at_epoch(epoch), position), 0
+        place = self._turns.begin(worker, workers)
+        plan = replace(self._begin.plan, epoch=place.epoch, lanes=place.lanes)
+        mix = self._begin.mix
+        if mix is not None:
+            width = 2 + len(mix.sources)
+            entries = [place.changes[at : at + width] for at in range(0, len(place.changes), width)]
+            mix = replace(mix, history=decode_history(entries, len(mix.sources), at="weights"))
+        return Cursor(plan, place.position, mix), 0
 
     def _iterate_here(self, begin: Cursor) -> Iterator[Any]:
-        self.record(begin, 0)
-        for number, item in enumerate(self._items(begin, 0, 1, 0)):
-            self.record(begin, number + 1)
-            yield item
-        self.finish_epoch(begin)
+        while True:
+            self.record(begin, 0)
+            for number, item in enumerate(self._items(begin, 0, 1, 0)):
+                self.record(begin, number + 1)
+                yield item
+                if self.is_reweighted(begin):
+                    begin = self._begin
+                    break
+            else:
+                self.finish_epoch(begin)
+                return
 
     def _iterate_in_worker(self, begin: Cursor, worker: int, workers: int, skipped: int) -> Iterator[Any]:
-        self._cursor, self._worker_batches = begin, skipped
+        self._from, self._worker_batches = begin, skipped
         for item in self._items(begin, worker, workers, skipped):
             self._worker_batches += 1
             yield item
 
     def _items(self, begin: Cursor, worker: int, workers: int, skipped: int) -> Iterator[Any]:
         """The items of one worker from ``begin`` on, without the first ``skipped`` of them."""
-        plan = begin.plan
-        order = EpochOrder(plan, [shard.samples for shard in self._source.shards])
+        order = self._stream.order(begin)
         batches = EpochBatches(order, self._geometry, begin.position)
-        lanes = lanes_of_rank(self._ranks.rank, self._ranks.world, plan.lanes)
-        shards_open = min(SHARDS_OPEN_MAX, (plan.window + 1) * len(lanes) + 1)
-        reader = SampleReader(self._source, self._recipe, wait_s=self._wait_s, shards_open_max=shards_open)
+        reader = self._open_reader(begin)
         announcer = Announcer(self._source, self._reader, self._ranks) if worker == 0 else None
+        announcement = partial(self._stream.announcement, order, self._geometry, lanes=self._lanes(begin))
+        steps = range(worker + skipped * workers, batches.steps, workers)
         try:
-            for step in range(worker + skipped * workers, batches.steps, workers):
+            for step, places in zip(steps, batches.iter_rank_batches(steps, self._ranks.rank), strict=True):
                 if announcer is not None:
-                    announcer.announce(encode_order(plan, self._geometry), batches.position_after(step - 1))
-                places = batches.rank_batch(step, self._ranks.rank).places
-                samples = [reader.read(shard, sample) for shard, sample in places]
-                yield self._collate(samples) if self._batched else samples[0]
+                    announcer.announce(announcement, batches.position_after(step - 1))
+                if self._hands_places and reader.prepare(places):
+                    yield HandedPlaces(places)
+                else:
+                    yield self._made(reader.read(places))
         finally:
             reader.close()
 
-    def _check_sizes(self, plan: OrderPlan) -> None:
-        self._geometry.check_lanes(plan.lanes)
+    def _made(self, samples: list[Any]) -> Any:
+        """The item of a step's samples."""
+        return self._collate(samples) if self._batched else samples[0]
+
+    def _open_reader(self, begin: Cursor) -> SampleReader:
+        shards_open = self._stream.parallel * (begin.plan.window + 1) * len(self._lanes(begin)) + 1
+        recipe = self._recipe
+        if get_worker_info() is not None and recipe.map is None and self._collate is collate_samples:
+            recipe = replace(
+                recipe, copy=True
+            )  # views cannot be pickled, and nobody makes anything of them here
+        return SampleReader(
+            self._source,
+            recipe,
+            wait_s=self._wait_s,
+            shards_open_max=min(SHARDS_OPEN_MAX, shards_open),
+            indices=self._indices,
+        )
+
+    def _lanes(self, begin: Cursor) -> range:
+        return lanes_of_rank(self._ranks.rank, self._ranks.world, begin.plan.lanes)
+
+    def _check_known(self, subject: str) -> None:
+        """UsageError if workers hold the place that is asked for."""
+        if self._turns.begun() and not self._recorded:
+            raise UsageError(
+                "the place in the data is known to the DataLoader's workers, not to the dataset",
+                subject=subject,
+                hint="use StagedLoader in place of DataLoader, or torchdata's StatefulDataLoader, and its state_dict()",
+            )
+
+    def _check_sizes(self, cursor: Cursor) -> None:
+        lanes = cursor.plan.lanes
+        self._geometry.check_lanes(lanes)
         samples = self.samples
         if not samples:
             raise UsageError(f"`{self._source.name}` has no samples", subject=self._source.name)
-        if not count_steps(samples, plan.lanes, self._geometry):
+        self._stream.check(cursor)
+        if not count_steps(samples, lanes, self._geometry):
             raise UsageError(
                 f"`{self._source.name}` has {samples} samples, less than a global batch of {self._geometry.global_batch}",
                 subject="batch_size",
                 hint="with drop_last nothing would be left: use a smaller batch, or drop_last=False",
             )
+
+
+def _changes_max(cursor: Cursor) -> int:
+    """How many numbers tell of the changes of a mix's weights."""
+    return 0 if cursor.mix is None else CHANGES_MAX * (2 + len(cursor.mix.sources))
 
 
 def _geometry(

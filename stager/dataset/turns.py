@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 
 from stager.errors import UsageError
 
 WORKERS_MAX = 256
-_EPOCH, _POSITION, _COUNTING, _HEADER = 0, 1, 2, 3
+_EPOCH, _POSITION, _LANES, _COUNTING, _LENGTH, _HEADER = 0, 1, 2, 3, 4, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an iteration begins: epoch, position, lanes, and the numbers of the changes of a mix's weights."""
+
+    epoch: int
+    position: int
+    lanes: int
+    changes: tuple[int, ...] = ()
 
 
 class Turns:
@@ -20,45 +33,54 @@ class Turns:
     over one dataset never disagree among their own.
     """
 
-    def __init__(self) -> None:
-        self._numbers = torch.zeros(_HEADER + _counters(WORKERS_MAX), dtype=torch.int64)
+    def __init__(self, changes_max: int = 0) -> None:
+        """Make room for ``changes_max`` numbers of changes."""
+        self._numbers = torch.zeros(_HEADER + changes_max + _counters(WORKERS_MAX), dtype=torch.int64)
+        self._counters_at = _HEADER + changes_max
         self._share()
-        self.set(0, 0, counting=True)
 
     def __setstate__(self, state: dict[str, torch.Tensor]) -> None:
         # A copy that did not go to a worker is no longer shared: share it anew.
-        self._numbers = state["_numbers"]
+        self.__dict__.update(state)
         self._share()
 
-    def set(self, epoch: int, position: int, *, counting: bool) -> None:
-        """Begin the next iteration at ``position`` of ``epoch``; with ``counting``, later ones at the next epochs.
+    def set(self, place: Place, *, counting: bool) -> None:
+        """Begin the next iteration at ``place``; with ``counting``, later ones at the next epochs.
 
         Without, a worker that is late to begin an iteration which was broken off already makes no difference.
         """
-        self._numbers.zero_()
-        self._numbers[_COUNTING] = counting
-        self._numbers[_EPOCH] = epoch
-        self._numbers[_POSITION] = position
+        numbers, changes = self._numbers, place.changes
+        numbers.zero_()
+        numbers[_COUNTING] = counting
+        numbers[_EPOCH] = place.epoch
+        numbers[_POSITION] = place.position
+        numbers[_LANES] = place.lanes
+        numbers[_LENGTH] = len(changes)
+        numbers[_HEADER : _HEADER + len(changes)] = torch.tensor(changes, dtype=torch.int64)
 
-    def begin(self, worker: int, workers: int) -> tuple[int, int]:
-        """``(epoch, position)`` of the iteration that a worker begins now."""
+    def begin(self, worker: int, workers: int) -> Place:
+        """Where the iteration begins that a worker begins now."""
         if workers > WORKERS_MAX:
             raise UsageError(f"{workers} workers; at most {WORKERS_MAX} are possible", subject="num_workers")
         numbers = self._numbers
-        place = _HEADER + _counters(workers - 1) + worker
-        begun = int(numbers[place])
-        numbers[place] = begun + 1
-        epoch = int(numbers[_EPOCH])
-        if begun and numbers[_COUNTING]:
-            return epoch + begun, 0
-        return epoch, int(numbers[_POSITION])
+        counter = self._counters_at + _counters(workers - 1) + worker
+        begun = int(numbers[counter])
+        numbers[counter] = begun + 1
+        later = begun if numbers[_COUNTING] else 0
+        changes: Sequence[int] = numbers[_HEADER : _HEADER + int(numbers[_LENGTH])].tolist()
+        return Place(
+            int(numbers[_EPOCH]) + later,
+            0 if later else int(numbers[_POSITION]),
+            int(numbers[_LANES]),
+            tuple(changes),
+        )
 
     def _share(self) -> None:
         self._numbers.share_memory_()  # type: ignore[no-untyped-call]  # torch gives it no types
 
     def begun(self) -> bool:
         """Whether any worker has begun an iteration since the place was set."""
-        return bool(self._numbers[_HEADER:].any())
+        return bool(self._numbers[self._counters_at :].any())
 
 
 def _counters(workers: int) -> int:

@@ -24,6 +24,7 @@ from stager.formats.permutation import Permutation, derive_key, shuffled_indices
 
 ORDER_VERSION = 1
 SEED_MAX = 1 << 62
+POSITION_MAX = 1 << 62
 LANES_MAX = 1_000_000
 WINDOW_SHARDS_MAX = 1_000_000
 SCAN_SAMPLES_MAX = 4096

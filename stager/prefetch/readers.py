@@ -10,7 +10,7 @@ from operator import itemgetter
 from stager.cache.datasets import CachedDataset
 from stager.cache.layout import ShardKey
 from stager.errors import UsageError
-from stager.formats.batches import decode_order
+from stager.formats.batches import decode_order, decode_pace
 from stager.formats.order import EpochOrder, OrderPlan, lanes_of_rank
 from stager.formats.wire import AnnounceRequest
 from stager.offload import Offload
@@ -26,7 +26,10 @@ _Stretch = tuple[int, int, EpochSchedule]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One reader's order and place, checked."""
+    """One reader's order and place, checked.
+
+    ``pace`` is how many samples it takes for one of this dataset: a reader that mixes datasets is one for each of them.
+    """
 
     name: str
     dataset: CachedDataset
@@ -34,6 +37,7 @@ class Reader:
     position: int
     lanes: range
     announced_s: float
+    pace: float = 1.0
 
     @property
     def shares(self) -> tuple[str, OrderPlan, range]:
@@ -49,6 +53,7 @@ class _Reading:
     plan: OrderPlan
     position: int
     lanes: tuple[int, ...]
+    pace: float
 
     def keys_ahead(self) -> list[_ScheduleKey]:
         """The schedules that are looked into: of this epoch and the next."""
@@ -99,10 +104,10 @@ class Schedules:
 
     def next_use(self, readers: Sequence[Reader]) -> Callable[[ShardKey], float]:
         """A function that tells in how many samples a shard is used next by any of ``readers``."""
-        by_dataset: dict[str, tuple[Mapping[ShardKey, int], list[list[_Stretch]]]] = {}
+        by_dataset: dict[str, tuple[Mapping[ShardKey, int], list[tuple[float, list[_Stretch]]]]] = {}
         for reading in _gathered(readers):
-            _, stretches = by_dataset.setdefault(reading.dataset.id, (reading.dataset.places, []))
-            stretches.append(list(self._stretches(reading)))
+            _, readings = by_dataset.setdefault(reading.dataset.id, (reading.dataset.places, []))
+            readings.append((reading.pace, list(self._stretches(reading))))
 
         def distance(key: ShardKey) -> float:
             places, readings = by_dataset.get(key.dataset, ({}, []))
@@ -110,11 +115,11 @@ class Schedules:
             if place is None:
                 return NEVER
             nearest = NEVER
-            for stretches in readings:
+            for pace, stretches in readings:
                 for ahead, position, schedule in stretches:
                     use = schedule.next_use(place, position)
                     if use is not None:
-                        nearest = min(nearest, ahead + use)
+                        nearest = min(nearest, (ahead + use) * pace)
                         break
             return nearest
 
@@ -124,7 +129,7 @@ class Schedules:
         shards, keys = reading.dataset.manifest.shards, reading.dataset.keys
         for ahead, position, schedule in self._stretches(reading):
             for use, place in schedule.upcoming(position):
-                yield ahead + use, keys[place], shards[place].size
+                yield (ahead + use) * reading.pace, keys[place], shards[place].size
 
     def _stretches(self, reading: _Reading) -> Iterator[_Stretch]:
         ahead, position = -reading.position, reading.position
@@ -146,17 +151,18 @@ class Schedules:
 
 def _gathered(readers: Sequence[Reader]) -> list[_Reading]:
     """Readers by what they read: the ranks of a job become one reading, of all their lanes."""
-    groups: dict[tuple[str, OrderPlan], list[Reader]] = {}
+    groups: dict[tuple[str, OrderPlan, float], list[Reader]] = {}
     for reader in readers:
-        groups.setdefault((reader.dataset.id, reader.plan), []).append(reader)
+        groups.setdefault((reader.dataset.id, reader.plan, reader.pace), []).append(reader)
     return [
         _Reading(
             group[0].dataset,
             plan,
             min(reader.position for reader in group),
             tuple(sorted({lane for reader in group for lane in reader.lanes})),
+            pace,
         )
-        for (_, plan), group in groups.items()
+        for (_, plan, pace), group in groups.items()
     ]
 
 
@@ -180,4 +186,5 @@ def checked_reader(request: AnnounceRequest, dataset: CachedDataset, *, now_s: f
             hint="the dataset changed: open it again",
         )
     lanes = lanes_of_rank(request.rank, request.world, plan.lanes)
-    return Reader(request.reader, dataset, plan, request.position, lanes, now_s)
+    pace = decode_pace(request.order, at="announce: order")
+    return Reader(request.reader, dataset, plan, request.position, lanes, now_s, pace)

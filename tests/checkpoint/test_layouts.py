@@ -205,7 +205,7 @@ def test_trainer_with_nested_deepspeed(copied: Copy) -> None:
     nested = path / "global_step4"
     nested.mkdir()
     shards = [nested / f"bf16_zero_pp_rank_{rank}_mp_rank_00_optim_states.pt" for rank in range(3)]
-    for shard in shards:
+    for shard in (*shards, nested / "mp_rank_00_model_states.pt"):
         shutil.copy2(path / "optimizer.pt", shard)
     (path / "latest").write_text("global_step4")
     age(path / "trainer_state.json", 1)
@@ -298,7 +298,7 @@ def test_a_named_layout_sees_nothing_else(copied: Copy) -> None:
     """The configuration's layout excludes the others; an unknown one is refused with the known ones."""
     assert isinstance(judged(copied("save_files", "model-100.pt"), layout="torch_dcp"), NotMine)
     with pytest.raises(ConfigError, match="hf_trainer"):
-        check_layout_name("megatron")
+        check_layout_name("megatron-lm")
 
 
 @pytest.mark.parametrize(

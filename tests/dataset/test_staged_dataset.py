@@ -171,6 +171,39 @@ def test_persistent_workers_follow_the_trainer(shards: Path, context: str) -> No
     assert keys(iter(loader)) == epochs[2]
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("copy", [True, False])
+def test_undecoded_bytes_come_through_workers(written: Path, context: str, copy: bool) -> None:
+    """However they travel: the loader reads them in place, plain loaders' workers send them, and both give the same."""
+    options: dict[str, Any] = {"batch_size": 4, "seed": 3, "decode": False, "copy": copy}
+    here = list(StagedDataset(written, **options))
+    kind = bytes if copy else memoryview
+    assert all(type(value) is kind for batch in here for value in batch["txt"])
+    workers: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
+    handed = list(StagedLoader(StagedDataset(written, **options), **workers))
+    assert handed == here
+    assert all(type(value) is kind for batch in handed for value in batch["txt"])
+    sent = list(DataLoader(StagedDataset(written, **options), batch_size=None, **workers))
+    assert sent == here
+    assert all(type(value) is bytes for batch in sent for value in batch["txt"])
+    single = StagedDataset(written, seed=3, decode=False, copy=copy)
+    assert list(StagedLoader(single, **workers)) == list(StagedDataset(written, seed=3, decode=False))
+
+
+def test_views_reach_map_and_collate_in_workers(written: Path) -> None:
+    def dataset() -> StagedDataset:
+        return StagedDataset(
+            written, batch_size=4, decode=False, copy=False, map=_length_of_view, collate=sum
+        )
+
+    assert list(StagedLoader(dataset(), num_workers=2)) == list(dataset())
+
+
+def _length_of_view(sample: dict[str, Any]) -> int:
+    assert isinstance(sample["txt"], memoryview)
+    return len(sample["txt"])
+
+
 def test_default_collation_of_single_samples(shards: Path) -> None:
     """Without batch_size, a plain DataLoader batches samples as it does with any dataset."""
     loader = DataLoader(StagedDataset(shards), batch_size=6, num_workers=2)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.errors import FormatError, UsageError
+import stager.formats.batches as batching
 from stager.formats.batches import BatchGeometry, EpochBatches, RankBatch, decode_order, encode_order
 from stager.formats.cursor import Cursor, decode_cursor, encode_cursor
 from stager.formats.order import EpochOrder, OrderPlan, lanes_of_rank, peak_live_bytes
@@ -175,6 +176,30 @@ def test_global_batches_are_the_same_for_any_world(
                 _assert_own_lanes(order, ranks, world)
 
 
+@LAWS
+@given(
+    shards=SHARDS,
+    plan=PLANS,
+    world=st.integers(1, 4),
+    multiple=st.integers(1, 3),
+    start=st.integers(0, 5),
+    stride=st.integers(1, 3),
+    at_a_time=st.integers(1, 40),
+)
+def test_places_of_many_steps_are_those_of_each(
+    shards: list[int], plan: OrderPlan, world: int, multiple: int, start: int, stride: int, at_a_time: int
+) -> None:
+    order = EpochOrder(plan, shards)
+    batches = EpochBatches(order, BatchGeometry(plan.lanes * world * multiple, world))
+    steps = range(start, batches.steps, stride)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "PLACES_AT_A_TIME", at_a_time)
+        for rank in range(world):
+            assert list(batches.iter_rank_batches(steps, rank)) == [
+                batches.rank_batch(step, rank).places for step in steps
+            ]
+
+
 def _assert_own_lanes(order: EpochOrder, ranks: list[RankBatch], world: int) -> None:
     for rank, batch in enumerate(ranks):
         lanes = lanes_of_rank(rank, world, order.plan.lanes)
@@ -327,11 +352,11 @@ def test_hostile_cursor_is_refused(change: dict[str, object]) -> None:
 def test_cursor_of_another_order_is_refused() -> None:
     """Another dataset or other parameters are named; another epoch is fine."""
     plan = OrderPlan("f", seed=1, epoch=2)
-    Cursor(plan).check_matches(plan.at_epoch(5), of="data")
+    Cursor(plan).check_matches(Cursor(plan.at_epoch(5)), of="data")
     with pytest.raises(UsageError, match="another dataset than `data`"):
-        Cursor(plan).check_matches(OrderPlan("g", seed=1), of="data")
+        Cursor(plan).check_matches(Cursor(OrderPlan("g", seed=1)), of="data")
     with pytest.raises(UsageError, match=r"seed=1 \(not 2\), window=8 \(not 3\)"):
-        Cursor(plan).check_matches(OrderPlan("f", seed=2, window=3), of="data")
+        Cursor(plan).check_matches(Cursor(OrderPlan("f", seed=2, window=3)), of="data")
 
 
 def test_seeking_costs_operations_by_the_window_not_by_the_epoch() -> None:

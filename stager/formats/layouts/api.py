@@ -8,7 +8,7 @@ hostile or half-written checkpoint may hold, so everything it reads is bounded a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stager.errors import FormatError
@@ -18,11 +18,25 @@ SETTLE_SOUND_S = 0.5
 """Quiet time after a marker that a framework writes when every rank has finished, on a local disk."""
 SETTLE_MARKED_S = 2.0
 """Quiet time after a file that is written last, by rules that allow for little more."""
+SETTLE_COUNTED_S = 15.0
+"""Quiet time where the file of every rank is there and whole, and nothing says that all are of one save."""
 SETTLE_RANKS_S = 60.0
 """Quiet time where some rank may still write without any marker saying so."""
+SETTLE_UNKNOWN_S = 120.0
+"""Quiet time where nothing is known of the writer."""
+BESIDE_BYTES_MAX = 4096
+"""What is read of a file next to a candidate at most."""
 
 Read = Callable[[str, int, int], bytes]
 """``read(relative path, offset, size)``: fewer bytes only at the end; FileNotFoundError if the file has gone."""
+
+Beside = Callable[[str], bytes | None]
+"""``beside(name)``: the beginning of the file of this name next to the candidate, nothing of a directory; None if none is
+there."""
+
+
+class Unfinished(Exception):
+    """What is there is what a writer leaves that has not come to its end; more may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +62,8 @@ class Candidate:
         listing: Its files at one moment.
         read: Reads their bytes.
         ranks: How many ranks write into it, where that is known, or None.
+        beside: Reads trackers and markers next to it.
+        node_local: Whether other nodes keep their files of it on disks of their own, markers perhaps among them.
     """
 
     name: str
@@ -55,6 +71,8 @@ class Candidate:
     listing: Listing
     read: Read
     ranks: int | None = None
+    beside: Beside = field(default=lambda name: None)
+    node_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,17 @@ class Complete:
 Verdict = NotMine | Writing | Corrupt | Complete
 
 
+@dataclass(frozen=True, slots=True)
+class CopyOf:
+    """The content of a tracker that is that of one of the checkpoint's files, by its path."""
+
+    path: str
+
+
+Trackers = Mapping[str, bytes | CopyOf]
+"""Files next to a checkpoint that point its framework's resume code at it, by name."""
+
+
 class Layout(Protocol):
     """One way in which a framework lays a checkpoint out."""
 
@@ -110,10 +139,12 @@ class Layout(Protocol):
         """As in the configuration and in manifests."""
         ...
 
-    def judge(self, candidate: Candidate) -> Verdict:
+    def judge(self, candidate: Candidate) -> Complete | NotMine:
         """What ``candidate`` is.
 
         Raises:
+            Unfinished: It is of this layout, and not complete.
+            FormatError: It is of this layout, and cannot become complete without being written again.
             FileNotFoundError: A file of the listing has gone meanwhile.
         """
         ...
@@ -122,9 +153,20 @@ class Layout(Protocol):
         """Those of a checkpoint's files that say "complete" to its framework, in the order to make them visible in."""
         ...
 
-    def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
-        """Files next to the checkpoint that point its framework's resume code at it, by name."""
+    def trackers(self, name: str, step: int | None, paths: Collection[str]) -> Trackers:
+        """What belongs next to a checkpoint of this name, step and files. Empty where the framework would not find a
+        checkpoint of this name by them."""
         ...
+
+
+def judged(layout: Layout, candidate: Candidate) -> Verdict:
+    """What ``candidate`` is in the eyes of one layout."""
+    try:
+        return layout.judge(candidate)
+    except Unfinished as reason:
+        return Writing(str(reason))
+    except FormatError as error:
+        return Corrupt(error.message)
 
 
 def read_whole(candidate: Candidate, path: str, *, bytes_max: int) -> bytes:
@@ -152,4 +194,4 @@ def below(candidate: Candidate, folder: str) -> Candidate:
     def read(path: str, offset: int, size: int) -> bytes:
         return candidate.read(prefix + path, offset, size)
 
-    return Candidate(folder.rsplit("/", 1)[-1], False, nested, read, candidate.ranks)
+    return replace(candidate, name=folder.rsplit("/", 1)[-1], is_file=False, listing=nested, read=read)

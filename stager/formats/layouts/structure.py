@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+from dataclasses import dataclass
 from typing import Any
 
 from stager.errors import FormatError
-from stager.formats.layouts.api import Candidate
+from stager.formats.layouts.api import Candidate, Unfinished
 
 _TAIL_BYTES = (64 << 10) + 22 + 20 + 56
 _DIRECTORY_BYTES_MAX = 64 << 20
@@ -15,8 +16,14 @@ _SAFETENSORS_HEADER_MAX = 100 << 20
 _LEGACY_MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 
 
-class Unfinished(Exception):
-    """The file is what a writer leaves that has not come to its end; more may follow."""
+@dataclass(frozen=True, slots=True)
+class ZipMember:
+    """A file inside a zip: its name, whether it is stored as it is, where its header begins, and its bytes."""
+
+    name: str
+    is_stored: bool
+    offset: int
+    size: int
 
 
 def check_torch_zip(candidate: Candidate, path: str) -> bool:
@@ -29,12 +36,17 @@ def check_torch_zip(candidate: Candidate, path: str) -> bool:
         Unfinished: Nothing is wrong, but it ends too early.
         FormatError: It is no file of `torch.save`.
     """
+    return zip_members(candidate, path) is not None
+
+
+def zip_members(candidate: Candidate, path: str) -> list[ZipMember] | None:
+    """The files inside a file of `torch.save`; None if it has the older format. Raises as `check_torch_zip` does."""
     size = candidate.listing[path].size
     head = candidate.read(path, 0, len(_LEGACY_MAGIC))
     if size == 0 or len(head) < min(size, len(_LEGACY_MAGIC)):
         raise Unfinished(f"`{path}` is empty")
     if head == _LEGACY_MAGIC:
-        return False
+        return None
     if not head.startswith(b"PK\x03\x04"):
         if b"PK\x03\x04".startswith(head[:4]) or not any(head):
             raise Unfinished(f"`{path}` has not begun")
@@ -49,8 +61,7 @@ def check_torch_zip(candidate: Candidate, path: str) -> bool:
     if directory_bytes > _DIRECTORY_BYTES_MAX:
         raise FormatError(f"`{path}` has a central directory of {directory_bytes} bytes", subject=path)
     directory = candidate.read(path, directory_start, directory_bytes)
-    _check_directory(directory, entries, directory_start, path)
-    return True
+    return _members(directory, entries, directory_start, path)
 
 
 def check_safetensors(candidate: Candidate, path: str) -> None:
@@ -111,23 +122,27 @@ def _end_of_directory(tail: bytes, start: int, path: str) -> tuple[int, int, int
     return entries, directory_start, directory_bytes, end
 
 
-def _check_directory(directory: bytes, entries: int, limit: int, path: str) -> None:
+def _members(directory: bytes, entries: int, limit: int, path: str) -> list[ZipMember]:
     """Every entry lies before the directory, and there are as many as stated."""
     place = 0
-    found = 0
+    found: list[ZipMember] = []
     while place + 46 <= len(directory) and directory[place : place + 4] == b"PK\x01\x02":
+        (method,) = struct.unpack("<H", directory[place + 10 : place + 12])
         packed, plain, name_bytes, extra_bytes, comment_bytes = struct.unpack(
             "<IIHHH", directory[place + 20 : place + 34]
         )
         (offset,) = struct.unpack("<I", directory[place + 42 : place + 46])
-        extra = directory[place + 46 + name_bytes : place + 46 + name_bytes + extra_bytes]
+        extra_start = place + 46 + name_bytes
+        name = directory[place + 46 : extra_start].decode("utf-8", "replace")
+        extra = directory[extra_start : extra_start + extra_bytes]
         packed, offset = _wide(extra, packed, plain, offset)
         if offset + packed > limit:
             raise FormatError(f"`{path}` has an entry that reaches behind its end", subject=path)
-        place += 46 + name_bytes + extra_bytes + comment_bytes
-        found += 1
-    if place != len(directory) or found != entries:
-        raise FormatError(f"`{path}` has {found} entries where it states {entries}", subject=path)
+        found.append(ZipMember(name, method == 0, offset, packed))
+        place = extra_start + extra_bytes + comment_bytes
+    if place != len(directory) or len(found) != entries:
+        raise FormatError(f"`{path}` has {len(found)} entries where it states {entries}", subject=path)
+    return found
 
 
 def _wide(extra: bytes, packed: int, plain: int, offset: int) -> tuple[int, int]:

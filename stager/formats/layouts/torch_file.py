@@ -3,45 +3,36 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
 
-from stager.errors import FormatError
-from stager.formats.layouts.api import (
-    SETTLE_MARKED_S,
-    SETTLE_RANKS_S,
-    Candidate,
-    Complete,
-    Corrupt,
-    NotMine,
-    Verdict,
-    Writing,
-)
+from stager.formats.layouts.api import SETTLE_MARKED_S, SETTLE_RANKS_S, Candidate
+from stager.formats.layouts.rules import Found, Rules
 from stager.formats.layouts.steps import is_unfinished_name, step_in
-from stager.formats.layouts.structure import Unfinished, check_torch_zip
+from stager.formats.layouts.structure import check_torch_zip
+from stager.formats.layouts.torch_facts import stated_step, torch_facts
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_=+.-]{0,190}?)\.(?:pt|pth|ckpt|pth\.tar)")
+# A tracker of Megatron-Bridge, which is a file of torch.save like any other.
+_TRACKER = "latest_train_state.pt"
 
 
-class TorchFile:
-    """``<name>.pt``, ``.pth``, ``.ckpt`` or ``.pth.tar``."""
+def is_torch_name(candidate: Candidate) -> bool:
+    """Whether a file is named ``<name>.pt``, ``.pth``, ``.ckpt`` or ``.pth.tar``."""
+    name = candidate.name
+    return candidate.is_file and _NAME.fullmatch(name) is not None and not is_unfinished_name(name)
 
-    name = "torch_file"
 
-    def judge(self, candidate: Candidate) -> Verdict:
-        match = _NAME.fullmatch(candidate.name)
-        if not candidate.is_file or match is None or is_unfinished_name(candidate.name):
-            return NotMine()
-        try:
-            checked = check_torch_zip(candidate, candidate.name)
-        except Unfinished as reason:
-            return Writing(str(reason))
-        except FormatError as error:
-            return Corrupt(error.message)
-        settle_s = SETTLE_MARKED_S if checked else SETTLE_RANKS_S
-        return Complete(self.name, step_in(match[1]), (candidate.name,), settle_s)
+def check_torch_file(candidate: Candidate) -> Found:
+    """The file is whole. Its step is the one in its name; failing that, the one inside."""
+    match = _NAME.fullmatch(candidate.name)
+    step = step_in(match[1]) if match else None
+    whole = check_torch_zip(candidate, candidate.name)
+    if step is None:
+        step = stated_step(torch_facts(candidate, candidate.name))
+    return Found(SETTLE_MARKED_S if whole else SETTLE_RANKS_S, step=step)
 
-    def markers(self, paths: Collection[str]) -> tuple[str, ...]:
-        return ()
 
-    def trackers(self, checkpoint: str, step: int | None) -> Mapping[str, bytes]:
-        return {}
+def _claims(candidate: Candidate) -> bool:
+    return is_torch_name(candidate) and candidate.name != _TRACKER
+
+
+LAYOUT = Rules("torch_file", _claims, check_torch_file)
