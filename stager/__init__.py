@@ -9,15 +9,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["StagedDataset", "StagedLoader", "__version__", "commit", "read_commit"]
+__all__ = ["StagedDataset", "StagedLoader", "TokenBlocks", "__version__", "commit", "read_commit"]
 
 if TYPE_CHECKING:
     from stager.client.commit import commit, read_commit
-    from stager.dataset import StagedDataset, StagedLoader
+    from stager.dataset import StagedDataset, StagedLoader, TokenBlocks
 
 _HOMES = {
     "StagedDataset": "stager.dataset",
     "StagedLoader": "stager.dataset",
+    "TokenBlocks": "stager.dataset",
     "commit": "stager.client.commit",
     "read_commit": "stager.client.commit",
 }

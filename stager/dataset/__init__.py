@@ -5,5 +5,6 @@ from __future__ import annotations
 from stager.dataset.collating import Batch, collate_samples
 from stager.dataset.loader import StagedLoader
 from stager.dataset.staged import StagedDataset
+from stager.dataset.tokens import TokenBlocks
 
-__all__ = ["Batch", "StagedDataset", "StagedLoader", "collate_samples"]
+__all__ = ["Batch", "StagedDataset", "StagedLoader", "TokenBlocks", "collate_samples"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from stager.dataset.decoding import FieldDecoder
 from stager.dataset.index_cache import IndexCache
+from stager.dataset.selecting import LEFT_OUT
 from stager.dataset.shard_files import OpenShard, open_shard
 from stager.dataset.sources import Shard, Source
 from stager.errors import DeadlineExceeded, FormatError, UsageError
@@ -26,13 +27,15 @@ class SampleRecipe:
     Attributes:
         fields: Names of the fields to read, or None for all.
         decoder: Makes values of them, or None for bytes.
-        copy: Whether fields that are not decoded are bytes; else they are views of the mapped shard.
+        copy: Whether fields are read as bytes; else as views of the mapped shard.
+        select: Says of a sample whether it is kept, or None.
         map: Called with the sample last, or None.
     """
 
     fields: tuple[str, ...] | None = None
     decoder: FieldDecoder | None = None
     copy: bool = True
+    select: Callable[[dict[str, Any]], Any] | None = None
     map: Callable[[dict[str, Any]], Any] | None = None
 
 
@@ -67,7 +70,8 @@ class SampleReader:
     def read(self, places: Iterable[tuple[int, int]]) -> list[Any]:
         """The samples at ``(shard, sample in the shard)``.
 
-        Each is a dict of ``__key__``, ``__url__`` and its fields, or what the recipe's map makes of it.
+        Each is a dict of ``__key__``, ``__url__`` and its fields, or what the recipe's map makes of it; `LEFT_OUT` if the
+        recipe's select does not keep it.
 
         Raises:
             FormatError: A shard, or a field that should be decoded, is damaged; names shard, member and offset.
@@ -75,18 +79,20 @@ class SampleReader:
             DeadlineExceeded, Unavailable: A shard did not come, or nobody is there to bring it.
         """
         recipe = self._recipe
-        only, decoder, map_sample = recipe.fields, recipe.decoder, recipe.map
-        copy = recipe.copy or decoder is not None
+        only, decoder, select, map_sample = recipe.fields, recipe.decoder, recipe.select, recipe.map
         samples: list[Any] = []
         for shard, sample in places:
             opened, url = self._open.get(shard) or self._opened(shard)
-            content: dict[str, Any] = opened.fields(sample, only, copy=copy)
+            content: dict[str, Any] = opened.fields(sample, only, copy=recipe.copy)
             if only is not None:
                 content = _ordered(content, only, opened, sample)
             if decoder is not None:
                 content = _decoded(content, decoder, opened, sample)
             whole = {"__key__": opened.index.keys[sample], "__url__": url, **content}
-            samples.append(whole if map_sample is None else _mapped(whole, map_sample))
+            if select is not None and not _called(select, "select", whole):
+                samples.append(LEFT_OUT)
+            else:
+                samples.append(whole if map_sample is None else _called(map_sample, "map", whole))
         return samples
 
     def prepare(self, places: Iterable[tuple[int, int]]) -> bool:
@@ -99,7 +105,7 @@ class SampleReader:
             As `read`.
         """
         recipe = self._recipe
-        if recipe.decoder is not None or recipe.map is not None:
+        if not (recipe.decoder is None and recipe.select is None and recipe.map is None):
             return False
         here = True
         for shard, sample in places:
@@ -181,9 +187,9 @@ def _decoded(
     return {field: decoder.decode(field, data, where) for field, data in content.items()}
 
 
-def _mapped(sample: dict[str, Any], map_sample: Callable[[dict[str, Any]], Any]) -> Any:
+def _called(function: Callable[[dict[str, Any]], Any], name: str, sample: dict[str, Any]) -> Any:
     try:
-        return map_sample(sample)
+        return function(sample)
     except Exception as error:
-        error.add_note(f"stager: in map, of sample `{sample['__key__']}` of `{sample['__url__']}`")
+        error.add_note(f"stager: in {name}, of sample `{sample['__key__']}` of `{sample['__url__']}`")
         raise

@@ -22,8 +22,10 @@ from stager.dataset.index_cache import IndexCache
 from stager.dataset.mixed import WeightedSource
 from stager.dataset.ranks import check_ranks, find_ranks
 from stager.dataset.reading import SampleReader, SampleRecipe
+from stager.dataset.selecting import fill_batch
 from stager.dataset.sources import Source, open_source
 from stager.dataset.stream import open_stream
+from stager.dataset.tokens import TokenBlocks
 from stager.dataset.turns import Place, Turns
 from stager.errors import UsageError
 from stager.formats.batches import GLOBAL_BATCH_MAX, BatchGeometry, EpochBatches, count_steps
@@ -65,8 +67,10 @@ class StagedDataset(IterableDataset[Any]):
         decode: Decode = True,
         copy: bool = True,
         allow_pickle: bool = False,
+        select: Callable[[dict[str, Any]], Any] | None = None,
         map: Callable[[dict[str, Any]], Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
+        tokens: TokenBlocks | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         cache: str | os.PathLike[str] | None = None,
@@ -98,8 +102,11 @@ class StagedDataset(IterableDataset[Any]):
                 held. What ``map`` and ``collate`` return from a worker must not hold any; a plain DataLoader's workers
                 give bytes.
             allow_pickle: Decode fields that are pickles, which may run any code.
-            map: Called with each sample in the worker.
+            select: Says of a decoded sample whether it is kept. One that is not is replaced, at its place, by the next kept
+                one of its batch; ``__mask__`` is True for samples at their own place. So ranks stay in step.
+            map: Called with each sample that is kept, in the worker.
             collate: Makes a batch of a list of samples, instead of `collate_samples`.
+            tokens: Cut the ids of one field into blocks: stands for ``fields``, ``decode`` and ``collate``.
             rank: Of this process; with ``world_size``, instead of torch.distributed's or the launcher's.
             world_size: Number of ranks.
             cache: Directory for the cache of a private daemon, which is started where no socket is known and ends with
@@ -119,12 +126,17 @@ class StagedDataset(IterableDataset[Any]):
         self._ranks_given = rank is not None
         self._geometry = _geometry(batch_size, global_batch_size, self._ranks.world, drop_last)
         self._batched = batch_size is not None or global_batch_size is not None
+        if tokens is not None:
+            _check_alone(tokens, fields=fields, decode=decode, collate=collate, batch_size=self._batched)
+            fields, decode, collate = [tokens.field], tokens.decode, tokens.collate
         self._collate = collate or collate_samples
         if collate is not None and not self._batched:
             raise UsageError("collate without batch_size has nothing to collate", subject="collate")
         decoder = None if decode is False else FieldDecoder(decode, allow_pickle=allow_pickle)
         only = None if fields is None else tuple(dict.fromkeys(fields))
-        self._recipe = SampleRecipe(only, decoder, copy, map)
+        # webdataset's handlers take bytes; blocks of ids are cut from views.
+        copied = copy if decoder is None else tokens is None
+        self._recipe = SampleRecipe(only, decoder, copied, select, map)
         self._indices = IndexCache()
         self._wait_s = wait_timeout_s
         self._stream = open_stream(
@@ -347,15 +359,27 @@ class StagedDataset(IterableDataset[Any]):
         announcement = partial(self._stream.announcement, order, self._geometry, lanes=self._lanes(begin))
         steps = range(worker + skipped * workers, batches.steps, workers)
         try:
-            for step, places in zip(steps, batches.iter_rank_batches(steps, self._ranks.rank), strict=True):
+            for step, batch in zip(steps, batches.iter_rank_batches(steps, self._ranks.rank), strict=True):
                 if announcer is not None:
                     announcer.announce(announcement, batches.position_after(step - 1))
-                if self._hands_places and reader.prepare(places):
-                    yield HandedPlaces(places)
-                else:
-                    yield self._made(reader.read(places))
+                if self._hands_places and reader.prepare(batch.places):
+                    yield HandedPlaces(batch.places)
+                    continue
+                samples = reader.read(batch.places)
+                if self._recipe.select is not None:
+                    following = self._following(reader, batches, step)
+                    samples = fill_batch(samples, following, repeats=batch.padding)
+                yield self._made(samples)
         finally:
             reader.close()
+
+    def _following(self, reader: SampleReader, batches: EpochBatches, step: int) -> Iterator[Any]:
+        """This rank's samples behind those of a step, then those from the epoch's start to it."""
+        whole = EpochBatches(batches.order, self._geometry)
+        for part, first in ((batches, step + 1), (whole, 0)):
+            for batch in part.iter_rank_batches(range(first, part.steps), self._ranks.rank):
+                for place in batch.places:
+                    yield from reader.read([place])
 
     def _made(self, samples: list[Any]) -> Any:
         """The item of a step's samples."""
@@ -401,6 +425,15 @@ class StagedDataset(IterableDataset[Any]):
                 subject="batch_size",
                 hint="with drop_last nothing would be left: use a smaller batch, or drop_last=False",
             )
+
+
+def _check_alone(
+    tokens: TokenBlocks, *, fields: object, decode: Decode, collate: object, batch_size: bool
+) -> None:
+    if fields is not None or decode is not True or collate is not None:
+        raise UsageError("tokens stands for fields, decode and collate: give it alone", subject="tokens")
+    if not batch_size:
+        raise UsageError("tokens without batch_size: blocks are gathered into batches", subject="tokens")
 
 
 def _changes_max(cursor: Cursor) -> int:

@@ -33,7 +33,14 @@ def mix(key: int, index: int) -> int:
 
 def shuffled_indices(size: int, key: int) -> list[int]:
     """0 to ``size - 1``, sorted by their numbers in the stream of ``key``: a whole permutation at once."""
-    ranks = [mix(key, index) for index in range(size)]
+    ranks: list[int] = []
+    append, state = ranks.append, key
+    for _ in range(size):
+        # `mix`, written out: a million shards are sorted for every epoch.
+        state = (state + _GAMMA) & _MASK
+        word = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & _MASK
+        append(word ^ (word >> 31))
     return sorted(range(size), key=ranks.__getitem__)
 
 

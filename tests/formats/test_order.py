@@ -196,7 +196,7 @@ def test_places_of_many_steps_are_those_of_each(
         patch.setattr(batching, "PLACES_AT_A_TIME", at_a_time)
         for rank in range(world):
             assert list(batches.iter_rank_batches(steps, rank)) == [
-                batches.rank_batch(step, rank).places for step in steps
+                batches.rank_batch(step, rank) for step in steps
             ]
 
 

@@ -26,7 +26,7 @@ from stager.formats.shard_table import ShardNames, ShardTable, decode_shard_tabl
 
 PLAIN_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.=+-]{0,8}(/[A-Za-z0-9][A-Za-z0-9_.-]{0,5}){0,2}", fullmatch=True)
 NAMES = PLAIN_NAMES | st.text(st.characters(min_codepoint=32, exclude_characters="/\x7f", codec="utf-8"), min_size=1)
-COUNTS = st.integers(0, 1 << 62) | st.integers(0, 3000)
+COUNTS = st.integers(0, 1 << 58) | st.integers(0, 3000)
 ENTRIES = st.builds(
     ShardEntry,
     NAMES.filter(lambda name: name not in (".", "..")),
