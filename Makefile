@@ -10,11 +10,12 @@ PYTEST_FLAGS ?=
 JOBS ?= 3
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
 
-.PHONY: help setup test demo lint format clean
+.PHONY: help setup test demo lint format clean bench-loaders
 
 help:
 	@echo "make test    run every test (PYTEST_FLAGS='-k store' for some)"
 	@echo "make demo    the whole loop on real files and a real S3 server, under 5 minutes"
+	@echo "make bench-loaders  loaders side by side; writes docs/bench/loaders.*"
 	@echo "make lint    ruff, mypy, import-linter only"
 	@echo "make format  let ruff rewrite the sources"
 	@echo "make clean   remove .venv and everything that was built"
@@ -37,6 +38,11 @@ test: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(VENV)/bin/python examples/demo.py
 
+bench-loaders:
+	@test -x .bench-loaders/bin/stager || { $(PYTHON) -m venv --clear .bench-loaders && \
+	    .bench-loaders/bin/python -m pip --disable-pip-version-check --no-input -qq install --no-compile $(PIP_FLAGS) -r bench/requirements-loaders.txt -e .; }
+	@.bench-loaders/bin/python bench/loaders.py $(BENCH_FLAGS)
+
 lint: $(INSTALLED)
 	@$(VENV)/bin/python -m pytest tests/house -q
 
@@ -44,4 +50,4 @@ format: $(INSTALLED)
 	@$(VENV)/bin/python -m ruff check -q --fix .; $(VENV)/bin/python -m ruff format -q .
 
 clean:
-	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .bench-loaders .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
