@@ -1,0 +1,20 @@
+"""PyTorch's own checkpoints: written by real training runs of two processes while the watcher looks on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.frameworks.watched import run_ranks, watched
+
+pytestmark = pytest.mark.timeout(300)
+
+
+async def test_dcp(tmp_path: Path) -> None:
+    """FSDP2 with `save` and `async_save`, rotated by the trainer: each is committed, and two of them are trained on."""
+    found = await watched(tmp_path, "dcp_save", world=2)
+    assert list(found.manifests) == [f"step-{step}" for step in range(1, 7)]
+    assert {manifest.layout for manifest in found.manifests.values()} == {"torch_dcp"}
+    for step in ("2", "5"):
+        await run_ranks("dcp_resume", await found.restored(f"step-{step}"), world=2, arguments=(step,))
