@@ -44,7 +44,7 @@ async def test_megatron_core(tmp_path: Path) -> None:
 async def test_nvrx(tmp_path: Path) -> None:
     """Local checkpoints of two processes; the manager removes the one before as soon as the next is valid."""
     found = await watched(tmp_path, "nvrx_save", world=2, ranks=2)
-    print(found.manifests)
     newest = list(found.manifests.values())[-1]
     assert (newest.layout, newest.step) == ("nvrx", 2)
-    await run_ranks("nvrx_resume", await found.restored(newest.checkpoint), world=2)
+    await found.restored(newest.checkpoint, target=tmp_path / "again" / "session")
+    await run_ranks("nvrx_resume", tmp_path / "again", world=2)

@@ -303,6 +303,8 @@ def lightning_sharded_resume(folder: str) -> None:
 def _deepspeed(stage: int) -> Any:
     import deepspeed
 
+    # An operation in shared memory that would be compiled here, for a minute; gloo does without.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed("gloo")
     config = {
         "train_micro_batch_size_per_gpu": 8,
@@ -358,10 +360,12 @@ def _megatron(value: float) -> dict[str, Any]:
 
 def megatron_save(folder: str) -> None:
     """`dist_checkpointing.save`, and then the tracker, as Megatron-LM's `save_checkpoint` writes it (its training script is
-    not a package)."""
+    not a package). Without CUDA there is nothing to wait for on its stream."""
     from megatron.core import dist_checkpointing
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+    torch.cuda.synchronize = lambda *_: None
+    torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment,return-value]
     slowly(FileSystemWriter, "write_data")
     begin()
     for step in (1, 2):
@@ -396,30 +400,100 @@ def megatron_resume(folder: str) -> None:
 def _nvrx(root: str) -> Any:
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
 
-    return LocalCheckpointManager(root)
+    return LocalCheckpointManager(root, "session")
 
 
 def nvrx_save(folder: str) -> None:
-    """Two local checkpoints, of which the manager keeps one."""
+    """Two local checkpoints, of which the manager keeps one. Its state dictionary demands CUDA; here it stays on the CPU."""
     from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
+
+    def on_cpu(values: dict[str, Any]) -> Any:
+        made = BasicTensorAwareStateDict({})
+        made.state_dict = values
+        return made
 
     slowly(torch, "save")
     begin()
     manager = _nvrx(folder)
     for step in (1, 2):
-        state = BasicTensorAwareStateDict({"w": torch.full((64, 64), float(10 * step + RANK)), "step": step})
-        manager.save(state, step)
+        manager.save(on_cpu({"w": torch.full((64, 64), float(10 * step + RANK)), "step": step}), step)
         time.sleep(3.5)
     end()
 
 
 def nvrx_resume(root: str) -> None:
     """`find_latest` and `load` from the restored directory."""
+    from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
+
+    BasicTensorAwareStateDict.restore_tensor_device = lambda *_, **__: None
     begin()
     manager = _nvrx(root)
     assert manager.find_latest() == 2
     state, _ = manager.load()
     assert all(torch.equal(w, torch.full((64, 64), float(20 + RANK))) for w in state.tensors)
+    end()
+
+
+# --- torchtitan
+
+
+def _titan(folder: str) -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+    from torchtitan.components.checkpointer.dcp import CheckpointManager
+
+    class Optimizers:
+        def state_dict(self) -> dict[str, Any]:
+            return get_optimizer_state_dict(model, optimizer)
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            set_optimizer_state_dict(model, optimizer, state)
+
+    class Schedulers:
+        def state_dict(self) -> dict[str, Any]:
+            return {"last_epoch": 0}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            pass
+
+    model, optimizer, _ = _fsdp()
+    manager = CheckpointManager(
+        CheckpointManager.Config(enable=True, interval=1, keep_latest_k=2, async_mode="async"),
+        dataloader=None,
+        model_parts=[model],
+        optimizers=Optimizers(),  # type: ignore[arg-type]
+        lr_schedulers=Schedulers(),  # type: ignore[arg-type]
+        states={},
+        sd_adapter=None,
+        base_folder=folder,
+    )
+    return model, optimizer, manager
+
+
+def torchtitan_save(folder: str) -> None:
+    """Its checkpoint manager saves steps 1 to 4 in the background and keeps two; the trainer around it is ours."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    slowly(FileSystemWriter, "write_data")
+    begin()
+    model, optimizer, manager = _titan(folder)
+    for step in range(1, 5):
+        _train(model, optimizer, step, 1)
+        manager.save(step)
+        manager.maybe_wait_for_saving()
+        time.sleep(1.5)
+    manager.close()
+    end()
+
+
+def torchtitan_resume(folder: str) -> None:
+    """It finds the newest step by itself; trained on, it ends where a run that was not interrupted ends."""
+    begin()
+    model, optimizer, manager = _titan(folder)
+    assert manager.load()
+    loss = _train(model, optimizer, 5, 2)
+    other, its_optimizer, _ = _fsdp()
+    assert loss == _train(other, its_optimizer, 1, 6)
+    manager.close()
     end()
 
 
@@ -432,7 +506,8 @@ def torch_checkpointing_save(folder: str) -> None:
 
     slowly(torch, "save")
     begin()
-    saver = tc.make_sync_checkpoint_saver(rank_info=tc.RankInfo(RANK, WORLD))
+    barrier = tc.TCPStoreBarrierConfig() if WORLD > 1 else None
+    saver = tc.make_sync_checkpoint_saver()
     for step in (1, 2):
         saver.save(f"{folder}/step-{step}", {"w": torch.full((64, 64), float(10 * step + RANK))})
     end()
