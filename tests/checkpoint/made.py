@@ -139,8 +139,13 @@ class _NamingPickler(pickle._Pickler):  # type: ignore[name-defined,misc]  # typ
     dispatch: ClassVar = {**pickle._Pickler.dispatch, type: save_global}  # type: ignore[attr-defined]
 
 
-def dcp_metadata(shards: Mapping[str, int]) -> bytes:
-    """DCP's ``.metadata`` that names these files with these bytes."""
+_PLAN = _torch_class("torch.distributed.checkpoint.planner", "SavePlan")
+_MEGATRON_METADATA = _torch_class("megatron.core.dist_checkpointing.strategies.torch", "MCoreMetadata")
+_MEGATRON_PLAN = _torch_class("megatron.core.dist_checkpointing.strategies.torch", "MCoreSavePlan")
+
+
+def dcp_metadata(shards: Mapping[str, int], *, of_megatron: bool = False) -> bytes:
+    """DCP's ``.metadata`` that names these files with these bytes; Megatron Core's has every rank's plan as well."""
 
     def made(kind: type[_Named], **state: object) -> _Named:
         found = kind()
@@ -155,7 +160,16 @@ def dcp_metadata(shards: Mapping[str, int]) -> bytes:
     }
     raw = io.BytesIO()
     _NamingPickler(raw, protocol=2).dump(
-        made(_METADATA, state_dict_metadata={}, planner_data=None, storage_data=storage, storage_meta=None)
+        made(
+            _MEGATRON_METADATA if of_megatron else _METADATA,
+            state_dict_metadata={},
+            planner_data=None,
+            storage_data=storage,
+            storage_meta=None,
+            all_local_plans=[made(_PLAN, items=[]), made(_MEGATRON_PLAN, mcore_data={})]
+            if of_megatron
+            else None,
+        )
     )
     return raw.getvalue()
 

@@ -184,6 +184,14 @@ def test_stale_configuration_of_megatron() -> None:
     waits_for(verdict_on(MEGATRON, late=".metadata"), "earlier save")
 
 
+def test_metadata_of_megatron() -> None:
+    """Row 18: Megatron Core's metadata is of a class of its own and holds every rank's plan; real ones are read in
+    tests/frameworks."""
+    shards = {path: len(body) for path, body in MEGATRON.files.items() if path.endswith(".distcp")}
+    verdict = verdict_on(MEGATRON.having(".metadata", dcp_metadata(shards, of_megatron=True)))
+    assert accepted(verdict).files == tuple(sorted(MEGATRON.files))
+
+
 def test_stale_meta_of_lightning() -> None:
     """Row 16: `meta.pt` of an earlier save is older than the `.metadata` of this one."""
     waits_for(verdict_on(MADE["16 Lightning FSDP"], late=".metadata"), "earlier save")

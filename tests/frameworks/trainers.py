@@ -497,22 +497,6 @@ def torchtitan_resume(folder: str) -> None:
     end()
 
 
-# --- torch_checkpointing
-
-
-def torch_checkpointing_save(folder: str) -> None:
-    """Two saves by its synchronous saver, with its barrier: written aside and renamed."""
-    import torch_checkpointing as tc
-
-    slowly(torch, "save")
-    begin()
-    barrier = tc.TCPStoreBarrierConfig() if WORLD > 1 else None
-    saver = tc.make_sync_checkpoint_saver()
-    for step in (1, 2):
-        saver.save(f"{folder}/step-{step}", {"w": torch.full((64, 64), float(10 * step + RANK))})
-    end()
-
-
 # --- Orbax
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import re
+import signal
 import socket
 import sys
 from collections.abc import Mapping
@@ -34,6 +36,8 @@ async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tu
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
+    logs = folder.parent / f"{folder.name}-{command}"
+    logs.mkdir()
     processes = []
     try:
         for rank in range(world):
@@ -54,8 +58,8 @@ async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tu
                 "JAX_PLATFORMS": "cpu",
                 "CUDA_VISIBLE_DEVICES": "",
             }
-            processes.append(
-                await asyncio.create_subprocess_exec(
+            with open(logs / f"{command}-{rank}.log", "wb") as log:
+                process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-W",
                     "ignore",
@@ -64,22 +68,22 @@ async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tu
                     str(folder),
                     *arguments,
                     stdin=asyncio.subprocess.DEVNULL,
-                    stdout=asyncio.subprocess.PIPE,
+                    stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
                     env=environment,
+                    start_new_session=True,
                 )
-            )
+            processes.append(process)
         async with asyncio.timeout(RUN_S):
-            # Side by side: a rank whose output nobody reads would stop when its pipe is full.
-            async with asyncio.TaskGroup() as group:
-                reading = [group.create_task(process.communicate()) for process in processes]
-        for process, task in zip(processes, reading, strict=True):
-            assert process.returncode == 0, f"{command}: {task.result()[0][-6000:].decode(errors='replace')}"
+            codes = [await process.wait() for process in processes]
+        told = "\n".join(log.read_text(errors="replace")[-5000:] for log in sorted(logs.iterdir()))
+        assert not any(codes), f"{command}: {codes}\n{told}"
     finally:
         for process in processes:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            # Writers that a framework forked may outlive it.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
 
 
 class Watched:
