@@ -111,6 +111,37 @@ def dcp_save(folder: str) -> None:
     end()
 
 
+def dcp_commit(folder: str) -> None:
+    """Saved through our storage writer."""
+    import torch.distributed.checkpoint as dcp
+
+    from stager.trainers.dcp import StagerWriter
+
+    begin()
+    model, optimizer, state = _fsdp()
+    loss = _train(model, optimizer, 1, 2)
+    dcp.save(state(), storage_writer=StagerWriter(f"{folder}/step-2", step=2, metrics={"loss": loss}))
+    end()
+
+
+def dcp_fetch(folder: str, run: str) -> None:
+    """Loaded through our storage reader, which restores what is not here: one rank does, the other waits."""
+    import torch.distributed.checkpoint as dcp
+
+    from stager.trainers.dcp import StagerReader
+
+    begin()
+    model, optimizer, state = _fsdp()
+    resumed = state()
+    dcp.load(resumed, storage_reader=StagerReader(f"{folder}/step-2", run=run))
+    _train(model, optimizer, 1, 2)
+    mine = state()
+    assert all(
+        torch.equal(resumed["model"][key].to_local(), mine["model"][key].to_local()) for key in mine["model"]
+    )
+    end()
+
+
 def dcp_resume(folder: str, step: str) -> None:
     """What was restored, trained on, ends where a run that was never interrupted ends."""
     import torch.distributed.checkpoint as dcp
@@ -130,7 +161,7 @@ def dcp_resume(folder: str, step: str) -> None:
 # --- transformers
 
 
-def _trainer(folder: str, steps: int) -> Any:
+def _trainer(folder: str, steps: int, *callbacks: Any) -> Any:
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
 
     torch.manual_seed(7)
@@ -156,13 +187,22 @@ def _trainer(folder: str, steps: int) -> Any:
         use_cpu=True,
         ddp_backend="gloo" if WORLD > 1 else None,
     )
-    return Trainer(model=BertForSequenceClassification(config), args=arguments, train_dataset=examples)
+    model = BertForSequenceClassification(config)
+    return Trainer(model=model, args=arguments, train_dataset=examples, callbacks=list(callbacks))
 
 
 def transformers_save(folder: str) -> None:
     """The Trainer saves at steps 2 and 4."""
     slowly(torch, "save")
     _trainer(folder, 4).train()
+
+
+def transformers_commit(folder: str) -> None:
+    """The same, and our callback tells of each checkpoint when all ranks have written."""
+    from stager.trainers.hugging_face import StagerCallback
+
+    slowly(torch, "save")
+    _trainer(folder, 4, StagerCallback()).train()
 
 
 def transformers_resume(folder: str) -> None:
@@ -218,7 +258,7 @@ def accelerate_resume(folder: str) -> None:
 # --- Lightning
 
 
-def _lightning(folder: str, steps: int, strategy: Any = "auto") -> tuple[Any, Any, Any]:
+def _lightning(folder: str, steps: int, strategy: Any = "auto", *callbacks: Any) -> tuple[Any, Any, Any]:
     import lightning
     from lightning.pytorch.callbacks import ModelCheckpoint
 
@@ -231,6 +271,7 @@ def _lightning(folder: str, steps: int, strategy: Any = "auto") -> tuple[Any, An
         def training_step(self, batch: torch.Tensor, number: int) -> torch.Tensor:
             loss = (self.model(batch) - batch).square().mean()
             self.losses.append((self.global_step, loss.item()))
+            self.log("loss", loss)
             return loss
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -248,7 +289,7 @@ def _lightning(folder: str, steps: int, strategy: Any = "auto") -> tuple[Any, An
         devices=WORLD,
         strategy=strategy,
         max_steps=steps,
-        callbacks=[saving],
+        callbacks=[saving, *callbacks],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -282,6 +323,21 @@ def lightning_sharded_save(folder: str) -> None:
         data_parallel_size=WORLD, tensor_parallel_size=1, process_group_backend="gloo"
     )
     trainer, module, loader = _lightning(folder, 4, strategy)
+    trainer.fit(module, loader)
+
+
+def lightning_commit(folder: str) -> None:
+    """Our callback tells of each: of files by one process, of directories by two."""
+    from lightning.pytorch.strategies import ModelParallelStrategy
+
+    from stager.trainers.lightning import StagerCallback
+
+    strategy: Any = "auto"
+    if WORLD > 1:
+        strategy = ModelParallelStrategy(
+            data_parallel_size=WORLD, tensor_parallel_size=1, process_group_backend="gloo"
+        )
+    trainer, module, loader = _lightning(folder, 4, strategy, StagerCallback())
     trainer.fit(module, loader)
 
 

@@ -31,7 +31,14 @@ DISK = LocalDisk()
 GENERATION = re.compile(r"\.r[0-9]+$")
 
 
-async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tuple[str, ...] = ()) -> None:
+async def run_ranks(
+    command: str,
+    folder: Path,
+    *,
+    world: int = 1,
+    arguments: tuple[str, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> None:
     """A command of `trainers.py` in as many processes as there are ranks; the first failure fails the test."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -41,8 +48,9 @@ async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tu
     processes = []
     try:
         for rank in range(world):
-            environment = {
+            variables = {
                 **os.environ,
+                **(environment or {}),
                 "PYTHONPATH": str(TRAINERS.parents[2]),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": port,
@@ -70,7 +78,7 @@ async def run_ranks(command: str, folder: Path, *, world: int = 1, arguments: tu
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=log,
                     stderr=asyncio.subprocess.STDOUT,
-                    env=environment,
+                    env=variables,
                     start_new_session=True,
                 )
             processes.append(process)
