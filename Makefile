@@ -29,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@echo "Setting up $(VENV) with $(PYTHON): takes some minutes (torch is large), only now and after a change of dependencies."
 	@$(PYTHON) -m venv --clear $(VENV)
 	@$(PIP) install --no-compile $(PIP_FLAGS) -c constraints.txt -e '.[torch,dev]'
+	@# They write checkpoints of tests/frameworks. Their dependencies would bring CUDA and trackers of experiments.
+	@$(PIP) install --no-compile $(PIP_FLAGS) -c constraints.txt --no-deps \
+	    torchtitan spmd_types torch_checkpointing nvidia-resiliency-ext
 	@touch $@
 	@echo "Ready."
 

@@ -70,7 +70,7 @@ def commit(
             f"the loader's state cannot be written as JSON: {error}", subject=directory
         ) from error
     LocalDisk().write_file(os.path.join(directory, COMMIT_MARKER_NAME), raw)
-    _ping(directory, find_socket(socket))
+    tell_daemon(directory, socket=socket)
 
 
 def read_commit(path: str | os.PathLike[str]) -> CommitMarker | None:
@@ -87,11 +87,13 @@ def read_commit(path: str | os.PathLike[str]) -> CommitMarker | None:
     return decode_marker(raw, of=marker)
 
 
-def _ping(directory: str, socket: str | None) -> None:
-    if socket is None:
+def tell_daemon(path: str, *, socket: str | None = None) -> None:
+    """Have the daemon take the directory or file ``path`` as complete now, if there is a daemon; its refusal is logged."""
+    found = find_socket(socket)
+    if found is None:
         return
     try:
-        Client(socket).seal(directory, deadline_s=PING_S)
+        Client(found).seal(path, deadline_s=PING_S)
     except StagerError as error:
         # A directory that the daemon does not watch is no mishap: whoever saves there knows it.
         level = logging.INFO if isinstance(error, NotFound) else logging.WARNING
@@ -99,8 +101,8 @@ def _ping(directory: str, socket: str | None) -> None:
             _LOGGER,
             level,
             "commit.ping_failed",
-            directory=directory,
-            socket=socket,
+            directory=path,
+            socket=found,
             reason=error.message,
         )
 

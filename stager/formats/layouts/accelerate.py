@@ -10,8 +10,10 @@ from __future__ import annotations
 import re
 
 from stager.formats.layouts.api import SETTLE_COUNTED_S, SETTLE_RANKS_S, Candidate
+from stager.formats.layouts.deepspeed import LATEST_PATTERN
 from stager.formats.layouts.nested import check_nested_states
 from stager.formats.layouts.rules import Found, Rules, any_of, check_formats, count_ranks, marker_elsewhere
+from stager.formats.layouts.safetensors import check_pieces
 from stager.formats.layouts.steps import is_directory_name
 from stager.formats.layouts.structure import check_torch_zip
 from stager.formats.layouts.torch_dcp import MARKER_PATTERN
@@ -40,13 +42,15 @@ def _check(candidate: Candidate) -> Found:
     for path in candidate.listing:
         if _CUSTOM.fullmatch(path) or _RANDOM.fullmatch(path):
             check_torch_zip(candidate, path)
-    check_nested_states(candidate)
+    check_pieces(candidate)
+    leftovers = check_nested_states(candidate).leftovers
     ranks = {int(match[1]) for path in candidate.listing if (match := _RANDOM.fullmatch(path))}
     if not ranks:
         return marker_elsewhere(candidate, "no `random_states_0.pkl` yet")
     count = count_ranks(candidate, ranks, lambda rank: f"random_states_{rank}.pkl")
     known = (count == 1 or candidate.ranks is not None) and not candidate.node_local
-    return Found(SETTLE_COUNTED_S if known else SETTLE_RANKS_S, count)
+    files = candidate.listing.keys() - leftovers
+    return Found(SETTLE_COUNTED_S if known else SETTLE_RANKS_S, count, files=files)
 
 
-LAYOUT = Rules("accelerate", _claims, _check, (MARKER_PATTERN,))
+LAYOUT = Rules("accelerate", _claims, _check, (MARKER_PATTERN, LATEST_PATTERN))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,10 @@ _OFFSET_MAX = 1 << 62
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+_PLANNER = "torch.distributed.checkpoint.planner"
+# Megatron Core keeps every rank's plan in its metadata, and derives both classes.
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
+_ROOTS = ("Metadata", "MCoreMetadata")
 _DTYPE = re.compile(
     r"bfloat16|bool|bit|bits(?:8|16|1x8|2x4|4x2)|c?(?:half|float|double)|complex(?:32|64|128)|float(?:16|32|64)"
     r"|float[48]_[a-z0-9_]{2,20}|u?int(?:[1-8]|16|32|64)|int|short|long|qu?int(?:8|32)|quint(?:2x4|4x2)"
@@ -34,6 +39,11 @@ _KNOWN: frozenset[tuple[str, str]] = frozenset(
         ),
         *((_METADATA, name) for name in ("_MEM_FORMAT_ENCODING", "MEM_FORMAT_ENCODING")),
         *((_FILESYSTEM, name) for name in ("_StorageInfo", "_StoragePrefix")),
+        *(
+            (_PLANNER, name)
+            for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")
+        ),
+        *((_MEGATRON, name) for name in ("MCoreMetadata", "MCoreSavePlan")),
         ("torch", "Size"),
         ("torch.serialization", "_get_layout"),
         ("collections", "OrderedDict"),
@@ -82,14 +92,14 @@ def decode_dcp_metadata(raw: bytes, *, of: str = ".metadata") -> DcpMetadata:
 
 
 def _extract(root: object, *, of: str) -> DcpMetadata:
-    storage = _field(root, "Metadata", "storage_data", of=of)
+    storage = _field(root, _ROOTS, "storage_data", of=of)
     if not isinstance(storage, dict):
         raise FormatError(f"`{of}` has no storage records", subject=of)
     shards: dict[str, int] = {}
     for info in storage.values():
-        path = _field(info, "_StorageInfo", "relative_path", of=of)
-        offset = _field(info, "_StorageInfo", "offset", of=of)
-        length = _field(info, "_StorageInfo", "length", of=of)
+        path = _field(info, ("_StorageInfo",), "relative_path", of=of)
+        offset = _field(info, ("_StorageInfo",), "offset", of=of)
+        length = _field(info, ("_StorageInfo",), "length", of=of)
         if not (_is_count(offset) and _is_count(length)):
             raise FormatError(f"`{of}` has a storage record without offset and length", subject=of)
         if path not in shards:
@@ -100,9 +110,9 @@ def _extract(root: object, *, of: str) -> DcpMetadata:
     return DcpMetadata(shards, save_id if isinstance(save_id, str) else "")
 
 
-def _field(record: object, kind: str, name: str, *, of: str) -> Any:
-    if not isinstance(record, Record) or record.kind.name != kind:
-        raise FormatError(f"`{of}` has no {kind} where one belongs", subject=of)
+def _field(record: object, kinds: Collection[str], name: str, *, of: str) -> Any:
+    if not isinstance(record, Record) or record.kind.name not in kinds:
+        raise FormatError(f"`{of}` has no {' or '.join(kinds)} where one belongs", subject=of)
     return _state(record).get(name)
 
 

@@ -11,12 +11,13 @@ files of a few bytes at the usual places; those hold nothing to resume from. Sou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from stager.formats.layouts.api import SETTLE_COUNTED_S, SETTLE_RANKS_S, Candidate, Trackers, Unfinished
 from stager.formats.layouts.rules import Found, Rules, Step, any_of, check_formats, marker_elsewhere
 from stager.formats.layouts.steps import is_directory_name, step_in
-from stager.formats.layouts.torch_facts import stated_step, torch_facts
+from stager.formats.layouts.torch_facts import stated_step, torch_dictionary, torch_facts
 
 LATEST = "latest"
 LATEST_PATTERN = re.compile(r"(?:[^/]+/)*latest", re.DOTALL)
@@ -53,7 +54,7 @@ def check_deepspeed(candidate: Candidate) -> Found:
         raise Unfinished(
             "it holds the empty files that Nebula leaves; Nebula's own storage has the checkpoint"
         )
-    facts = torch_facts(candidate, min(states))
+    facts = torch_dictionary(candidate, min(states))
     replicas, slots = facts.get("dp_world_size"), facts.get("mp_world_size")
     model = _grid(listing, _ALL_RANKS_MODEL) | {(slot, 0) for slot, _ in _grid(listing, _MODEL)}
     optimizer = _grid(listing, _OPTIMIZER)
@@ -63,14 +64,24 @@ def check_deepspeed(candidate: Candidate) -> Found:
     _check_grid(candidate, model, height, width if every_rank else 1, "model")
     if optimizer:
         _check_grid(candidate, optimizer, height, width, "optimizer")
+    elif _is_sharded(facts) and not candidate.node_local:
+        raise Unfinished("no optimizer states yet")
     elif "optimizer" in facts and facts["optimizer"] is None:
         whole = False  # its optimizer shards may have yet to begin
     counted = whole and isinstance(replicas, int) and not candidate.node_local
     return Found(
         SETTLE_COUNTED_S if counted else SETTLE_RANKS_S,
         height * width,
-        step=stated_step(facts) if step_in(candidate.name) is None else None,
+        step=stated_step(torch_facts(candidate, min(states))) if step_in(candidate.name) is None else None,
     )
+
+
+def _is_sharded(facts: Mapping[Any, Any]) -> bool:
+    """Whether the configuration in a model-state file is ZeRO's, whose optimizer states are in files of every rank."""
+    config = facts.get("ds_config")
+    zero = config.get("zero_optimization") if isinstance(config, dict) else None
+    stage = zero.get("stage") if isinstance(zero, dict) else None
+    return isinstance(stage, int) and stage > 0 and facts.get("optimizer") is None
 
 
 def _grid(listing: Collection[str], pattern: re.Pattern[str]) -> set[tuple[int, int]]:

@@ -15,6 +15,7 @@ from stager.formats.layouts.steps import is_directory_name
 
 _LATEST = "latest_universal"
 _FRAGMENT = re.compile(r"(?:tmp|zero)/.+", re.DOTALL)
+_PARAMETER = re.compile(r"(zero/[^/]+)/[^/]+\.pt", re.DOTALL)
 _WORKING = "tmp/"
 
 
@@ -31,6 +32,10 @@ def _check(candidate: Candidate) -> Found:
     working = next((path for path in candidate.listing if path.startswith(_WORKING)), None)
     if working is not None:
         raise Unfinished(f"`{working}` is a working file of the converter")
+    parameters = {match[1] for path in candidate.listing if (match := _PARAMETER.fullmatch(path))}
+    for parameter in sorted(parameters):
+        if f"{parameter}/fp32.pt" not in candidate.listing:
+            raise Unfinished(f"no `{parameter}/fp32.pt` yet")
     whole = check_formats(candidate)
     # Written over by the next conversion, so another name there says nothing of this directory.
     named = tracked_name(candidate, _LATEST) == candidate.name

@@ -10,35 +10,56 @@ directory of DCP (FSDP) or DeepSpeed. ``checkpoint-is-incomplete.txt`` says no (
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from stager.formats.layouts.api import SETTLE_MARKED_S, SETTLE_RANKS_S, Candidate, Unfinished
-from stager.formats.layouts.nested import check_nested_states
+from stager.formats.layouts.api import (
+    BESIDE_BYTES_MAX,
+    SETTLE_MARKED_S,
+    SETTLE_RANKS_S,
+    Candidate,
+    Unfinished,
+)
+from stager.formats.layouts.deepspeed import LATEST_PATTERN
+from stager.formats.layouts.nested import Nested, check_nested_states
 from stager.formats.layouts.rules import (
     Found,
     Rules,
+    any_of,
     check_formats,
     check_not_younger,
     count_ranks,
     marker_elsewhere,
     read_json,
 )
+from stager.formats.layouts.safetensors import check_pieces
 from stager.formats.layouts.torch_dcp import MARKER_PATTERN
 
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]{0,17})")
 _STATE = "trainer_state.json"
 _SENTINEL = "checkpoint-is-incomplete.txt"
+_SCHEDULER = "scheduler.pt"
+_LATEST = "latest"
 _SIGNS = (
     _STATE,
     _SENTINEL,
     "training_args.bin",
     "rng_state.pth",
-    "scheduler.pt",
+    _SCHEDULER,
     "optimizer.pt",
     "config.json",
 )
 _RANDOM = re.compile(r"rng_state(?:_(0|[1-9][0-9]{0,7}))?\.pth")
 _WEIGHTS = re.compile(
     r"(?:pytorch_model|model|adapter_model|optimizer|scheduler|scaler)(?:[-.][^/]*)?\.(?:bin|pt|safetensors)"
+)
+
+_PIECE = re.compile(r"(model|pytorch_model|adapter_model)-[0-9]{5}-of-[0-9]{5}\.(safetensors|bin)")
+_OPTIMIZER = re.compile(r"(?:[^/]*-)?optimizer(?:_[0-9]+)?(?:\.pt|\.bin|/.+)", re.DOTALL)
+# Everything else may be weights of a model that saves itself in its own way.
+_NO_WEIGHTS = re.compile(
+    r"(?:.*/)?[^/]*\.(?:json|txt|md|py|jinja|pth)|training_args\.bin|latest|scheduler\.pt|scaler\.pt"
+    r"|(?:[^/]*-)?optimizer(?:_[0-9]+)?(?:\.pt|\.bin|/.+)",
+    re.DOTALL,
 )
 
 
@@ -58,15 +79,48 @@ def _check(candidate: Candidate) -> Found:
     stated = read_json(candidate, _STATE).get("global_step")
     if stated != int(candidate.name.rsplit("-", 1)[1]):
         raise Unfinished(f"`{_STATE}` is of step {str(stated)[:20]}")
-    sound, nested = check_nested_states(candidate)
+    nested = check_nested_states(candidate)
     check_not_younger(
-        candidate, _STATE, [path for path in listing if path in nested or _WEIGHTS.fullmatch(path)]
+        candidate, _STATE, [path for path in listing if path in nested.paths or _WEIGHTS.fullmatch(path)]
     )
     check_formats(candidate)
+    check_pieces(candidate)
+    _check_rank_0(candidate, nested)
     ranks = _count_random_states(candidate)
-    if ranks is not None and ranks > 1 and candidate.ranks is None:
-        sound = False
-    return Found(SETTLE_MARKED_S if sound and not candidate.node_local else SETTLE_RANKS_S, ranks)
+    sound = nested.sound and (ranks in (None, 1) or candidate.ranks is not None)
+    return Found(
+        SETTLE_MARKED_S if sound and not candidate.node_local else SETTLE_RANKS_S,
+        ranks,
+        files=listing.keys() - nested.leftovers,
+    )
+
+
+def _check_rank_0(candidate: Candidate, nested: Nested) -> None:
+    """What rank 0 writes before its state, as far as one file tells of another."""
+    listing = candidate.listing
+    if candidate.node_local:
+        return
+    if not nested.paths and all(map(_NO_WEIGHTS.fullmatch, listing)):
+        raise Unfinished("no weights")
+    for path in listing:
+        match = _PIECE.fullmatch(path)
+        if match and f"{match[1]}.{match[2]}.index.json" not in listing:
+            raise Unfinished(f"no `{match[1]}.{match[2]}.index.json` yet")
+    if nested.of_deepspeed and not _points_to(candidate, nested.of_deepspeed):
+        raise Unfinished(f"no `{_LATEST}`, by which DeepSpeed finds `{nested.of_deepspeed[0]}`")
+    has_optimizer = bool(nested.of_deepspeed) or any_of(listing, _OPTIMIZER)
+    if _SCHEDULER in listing and not has_optimizer:
+        raise Unfinished(f"`{_SCHEDULER}` is there, and no state of the optimizer")
+    if any_of(listing, _OPTIMIZER) and _SCHEDULER not in listing:
+        raise Unfinished(f"a state of the optimizer is there, and no `{_SCHEDULER}`")
+    if has_optimizer and not any_of(listing, _RANDOM):
+        raise Unfinished("a state of the optimizer is there, and no random state")
+
+
+def _points_to(candidate: Candidate, folders: Sequence[str]) -> bool:
+    if _LATEST not in candidate.listing:
+        return False
+    return candidate.read(_LATEST, 0, BESIDE_BYTES_MAX).decode("utf-8", "replace").strip() in folders
 
 
 def _count_random_states(candidate: Candidate) -> int | None:
@@ -77,4 +131,4 @@ def _count_random_states(candidate: Candidate) -> int | None:
     return count_ranks(candidate, numbered, lambda rank: f"rng_state_{rank}.pth")
 
 
-LAYOUT = Rules("hf_trainer", _claims, _check, (MARKER_PATTERN, re.compile(re.escape(_STATE))))
+LAYOUT = Rules("hf_trainer", _claims, _check, (MARKER_PATTERN, LATEST_PATTERN, re.compile(re.escape(_STATE))))

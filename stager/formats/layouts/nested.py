@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from stager.errors import FormatError
 from stager.formats.layouts.api import SETTLE_RANKS_S, Candidate, Unfinished, below
@@ -28,16 +29,35 @@ def check_in(candidate: Candidate, folder: str, check: Callable[[Candidate], Fou
     return Found(found.settle_s, found.ranks, found.step, files)
 
 
-def check_nested_states(candidate: Candidate) -> tuple[bool, set[str]]:
-    """Every first-level directory of DCP or DeepSpeed is complete.
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """First-level directories of DCP and DeepSpeed.
 
-    Returns:
-        Whether none of them may have ranks that still write, and the paths in them.
+    Attributes:
+        sound: Whether none of them may have ranks that still write.
+        paths: What belongs to them.
+        leftovers: What does not: shards of another world size.
+        of_deepspeed: Those of DeepSpeed.
     """
-    sound, paths = True, set()
+
+    sound: bool
+    paths: frozenset[str]
+    leftovers: frozenset[str]
+    of_deepspeed: tuple[str, ...]
+
+
+def check_nested_states(candidate: Candidate) -> Nested:
+    """Every first-level directory of DCP or DeepSpeed is complete."""
+    sound, paths, leftovers, of_deepspeed = True, set[str](), set[str](), []
     for folder in folders(candidate.listing):
         for has, check in ((has_dcp, check_dcp), (has_deepspeed, check_deepspeed)):
             if has(below(candidate, folder)):
-                sound = check_in(candidate, folder, check).settle_s < SETTLE_RANKS_S and sound
-                paths |= {path for path in candidate.listing if path.startswith(f"{folder}/")}
-    return sound, paths
+                found = check_in(candidate, folder, check)
+                sound = found.settle_s < SETTLE_RANKS_S and sound
+                there = {path for path in candidate.listing if path.startswith(f"{folder}/")}
+                belonging = there if found.files is None else set(found.files)
+                paths |= belonging
+                leftovers |= there - belonging
+                if check is check_deepspeed:
+                    of_deepspeed.append(folder)
+    return Nested(sound, frozenset(paths), frozenset(leftovers), tuple(of_deepspeed))

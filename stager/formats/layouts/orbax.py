@@ -15,7 +15,7 @@ from stager.formats.layouts.steps import is_directory_name
 
 _METADATA = "_CHECKPOINT_METADATA"
 _SUCCESS = "commit_success.txt"
-_PROCESS = re.compile(r"((?:.*/)?ocdbt\.process_[0-9]+)/.+", re.DOTALL)
+_PROCESS = re.compile(r"(?P<database>(?P<over>.*/)?ocdbt\.process_[0-9]+)/.+", re.DOTALL)
 
 
 def _claims(candidate: Candidate) -> bool:
@@ -26,9 +26,11 @@ def _check(candidate: Candidate) -> Found:
     committed = read_json(candidate, _METADATA).get("commit_timestamp_nsecs")
     if not isinstance(committed, int) or committed <= 0:
         raise Unfinished(f"`{_METADATA}` has no time of commit yet")
-    databases = {match[1] for path in candidate.listing if (match := _PROCESS.fullmatch(path))}
+    processes = [match for path in candidate.listing if (match := _PROCESS.fullmatch(path))]
+    # One over those of the processes; it comes when all have written.
+    databases = {f"{match['database']}/" for match in processes} | {match["over"] or "" for match in processes}
     for database in sorted(databases):
-        manifest = f"{database}/manifest.ocdbt"
+        manifest = f"{database}manifest.ocdbt"
         if manifest not in candidate.listing or candidate.listing[manifest].size == 0:
             raise Unfinished(f"no `{manifest}` yet")
     if len(candidate.listing) == 1:

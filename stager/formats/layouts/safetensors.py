@@ -21,10 +21,11 @@ from stager.formats.layouts.rules import Found, Rules, any_of, check_formats, ch
 from stager.formats.layouts.steps import is_directory_name, is_unfinished_name, step_in
 
 _SUFFIX = ".safetensors"
+_UNCONSOLIDATED = "sharded/"
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=+.-]{0,190}\.safetensors")
 _SHARD = re.compile(r"(?:sharded/)?[^/]+\.safetensors")
 _OF_RANK = re.compile(r"(?:sharded/)?shard-([0-9]{1,8})-.*\.safetensors")
-_PIECE = re.compile(r"(.*-)([0-9]{5,8})-of-([0-9]{5,8})\.safetensors")
+_PIECE = re.compile(r"(.*-)([0-9]{5,8})-of-([0-9]{5,8})(\.safetensors|\.bin)")
 _INDEX = re.compile(r"[^/]+\.safetensors\.index\.json")
 
 
@@ -42,8 +43,24 @@ def check_safetensors_directory(candidate: Candidate) -> Found:
     if index is not None:
         check_not_younger(candidate, index, [path for path in candidate.listing if _SHARD.fullmatch(path)])
         return Found(SETTLE_COUNTED_S, count)
-    _check_pieces(candidate)
+    if any(path.startswith(_UNCONSOLIDATED) for path in candidate.listing):
+        raise Unfinished(f"`{_UNCONSOLIDATED}` is there, and no index of the consolidated files yet")
+    check_pieces(candidate)
     return Found(SETTLE_RANKS_S, count)
+
+
+def check_pieces(candidate: Candidate) -> None:
+    """``model-00001-of-00003`` demands two more."""
+    if candidate.node_local:
+        return
+    for path in candidate.listing:
+        match = _PIECE.fullmatch(path)
+        if match is None or _OF_RANK.fullmatch(path):
+            continue
+        for number in range(1, int(match[3]) + 1):
+            piece = f"{match[1]}{number:0{len(match[2])}d}-of-{match[3]}{match[4]}"
+            if piece not in candidate.listing:
+                raise Unfinished(f"no `{piece}` yet")
 
 
 def _count(candidate: Candidate, ranks: set[int]) -> int | None:
@@ -54,20 +71,6 @@ def _count(candidate: Candidate, ranks: set[int]) -> int | None:
         candidate, {rank - first for rank in ranks}, lambda rank: f"shard-{rank + first:05d}-…"
     )
     return count
-
-
-def _check_pieces(candidate: Candidate) -> None:
-    """``model-00001-of-00003`` demands two more."""
-    if candidate.node_local:
-        return
-    for path in candidate.listing:
-        match = _PIECE.fullmatch(path)
-        if match is None or "shard-" in path:
-            continue
-        for number in range(1, int(match[3]) + 1):
-            piece = f"{match[1]}{number:0{len(match[2])}d}-of-{match[3]}{_SUFFIX}"
-            if piece not in candidate.listing:
-                raise Unfinished(f"no `{piece}` yet")
 
 
 def _claims(candidate: Candidate) -> bool:

@@ -9,7 +9,7 @@ STEP_MAX = 1 << 62
 # Dots stand only before digits (`loss=0.25`), so that `step-100.backup` and `step-100.r2` are no trainer's names.
 _DIRECTORY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_=+-]*(?:\.[0-9]+[A-Za-z0-9_=+-]*)*")
 _UNFINISHED = re.compile(
-    r"(?:\..*|tmp[-_].*|.*-unfinished|.*\.(?:tmp|temp|part|partial|incomplete|dirty|orbax-checkpoint-tmp.*))",
+    r"(?:\..*|tmp[-_].*|.*-unfinished|.*[-_]tmp|.*\.(?:tmp|temp|part|partial|incomplete|dirty|orbax-checkpoint-tmp.*))",
     re.DOTALL,
 )
 _UNFINISHED_FILE = re.compile(
@@ -27,7 +27,7 @@ def is_directory_name(name: str) -> bool:
 
 
 def is_unfinished_name(name: str) -> bool:
-    """Whether the name says that its content is not complete: ``tmp-*``, ``*.partial``, ``*-unfinished``, hidden."""
+    """Whether the name says that its content is not complete: ``tmp-*``, ``*.partial``, ``*-tmp``, ``*-unfinished``, hidden."""
     return _UNFINISHED.fullmatch(name) is not None
 
 

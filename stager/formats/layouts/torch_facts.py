@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
+from typing import Any
 
 from stager.errors import FormatError
 from stager.formats.layouts.api import Candidate, Unfinished
@@ -21,8 +22,8 @@ Facts = Mapping[str, int | str | None]
 _STEP_KEYS = ("global_step", "global_steps", "iteration", "step", "steps")
 
 
-def torch_facts(candidate: Candidate, path: str) -> Facts:
-    """Plain values by their key in the dictionary that ``path`` holds; empty where it cannot be told.
+def torch_dictionary(candidate: Candidate, path: str) -> Mapping[Any, Any]:
+    """The dictionary that ``path`` holds, everything but plain values as records; empty where it cannot be told.
 
     Raises:
         FileNotFoundError: The file has gone.
@@ -32,8 +33,12 @@ def torch_facts(candidate: Candidate, path: str) -> Facts:
     except (IndexError, KeyError, struct.error, UnicodeDecodeError, Refused, FormatError, Unfinished):
         return {}
     found = root.state if isinstance(root, Record) else root
-    if not isinstance(found, dict):
-        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def torch_facts(candidate: Candidate, path: str) -> Facts:
+    """Plain values by their key in the dictionary that ``path`` holds. As `torch_dictionary`."""
+    found = torch_dictionary(candidate, path)
     return {
         key: value
         for key, value in found.items()

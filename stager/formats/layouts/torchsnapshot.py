@@ -38,6 +38,9 @@ def _check(candidate: Candidate) -> Found:
     check_there(candidate, named, named_by=_MARKER)
     here = named & candidate.listing.keys()
     check_not_younger(candidate, _MARKER, here)
+    empty = min((path for path in here if candidate.listing[path].size == 0), default=None)
+    if empty is not None:
+        raise Unfinished(f"`{empty}` is empty")
     return Found(SETTLE_MARKED_S, world, files=[*sorted(here), _MARKER])
 
 

@@ -1,0 +1,1 @@
+"""Optional helps for trainers, one module a framework; each imports its framework, and nothing imports them but you."""
