@@ -231,8 +231,9 @@ def _import_litdata() -> None:
 
 
 def _import_others() -> None:
-    import stager.dataset  # noqa: F401
     import webdataset  # noqa: F401
+
+    import stager.dataset  # noqa: F401
 
 
 if __name__ == "__main__":
