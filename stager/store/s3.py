@@ -100,7 +100,8 @@ class S3Store:
         if span is not None:
             parameters["Range"] = f"bytes={span.start}-{span.stop - 1}"
         if if_match is not None:
-            parameters["IfMatch"] = if_match.etag
+            # In quotes, as HTTP has it: nginx compares nothing else. Reads take both forms everywhere that was tried.
+            parameters["IfMatch"] = f'"{if_match.etag}"'
         try:
             response = await self.call("get_object", key, **parameters)
         except PreconditionFailed as error:
