@@ -16,7 +16,7 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -207,7 +207,6 @@ class WireBody:
     def abort(self) -> None:
         self._open = False
         self._connection.abort()
-        self._connection.close()
 
     def _end_if_done(self) -> None:
         answer = self._answer
@@ -285,10 +284,11 @@ class _Connection:
         # TLS has no such flag: it gives a record at a time.
         self._flags = 0 if tls else socket.MSG_WAITALL
         self._busy = threading.Lock()
+        self._aborted = False
 
     def exchange(self, head: bytes, body: memoryview) -> _Answer:
         """Send a request, and receive the head of its answer."""
-        with self._busy:
+        with self._used():
             if len(body) <= _RECEIVE_BYTES:
                 self._socket.sendall(head + body)
             else:
@@ -324,7 +324,7 @@ class _Connection:
 
     def receive(self, size: int) -> bytes:
         """Up to ``size`` bytes, in a buffer of their own; empty at the end of the connection."""
-        with self._busy:
+        with self._used():
             if self._flags:
                 return self._socket.recv(size, self._flags)
             pieces, got = [], 0
@@ -335,7 +335,7 @@ class _Connection:
 
     def rest(self, answer: _Answer) -> bytes:
         """All of a small body, however it ends."""
-        with self._busy:
+        with self._used():
             raw = bytearray(answer.early)
             answer.early = b""
             if not answer.chunked:
@@ -389,14 +389,34 @@ class _Connection:
         return False
 
     def abort(self) -> None:
-        """End it at once, also for a thread that waits in it."""
+        """End it at once, also for a thread that waits in it; that thread then gives the descriptor back."""
+        self._aborted = True
         with contextlib.suppress(OSError):
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+        self.close()
 
     def close(self) -> None:
-        """Give the descriptor back; once a thread that still uses it is done."""
-        with self._busy, contextlib.suppress(OSError):
+        """Give the descriptor back, unless a thread is in it."""
+        if self._busy.acquire(blocking=False):
+            try:
+                with contextlib.suppress(OSError):
+                    self._socket.close()
+            finally:
+                self._busy.release()
+
+    def __del__(self) -> None:
+        # Of a connection that stood only after whoever wanted it had given up.
+        if hasattr(self, "_socket"):
             self._socket.close()
+
+    @contextlib.contextmanager
+    def _used(self) -> Iterator[None]:
+        try:
+            with self._busy:
+                yield
+        finally:
+            if self._aborted:
+                self.close()
 
 
 def _encode_head(request: Any) -> tuple[bytes, _Address]:
