@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from stager.budget import Priority
 from stager.checkpoint.commit import Damaged, list_manifests, newest, read_manifest
+from stager.checkpoint.trackers import write_trackers
 from stager.disk import Disk
 from stager.errors import AlreadyExists, NotFound, OutOfSpace, StagerError, UsageError
 from stager.formats.commits import CheckpointManifest, FileEntry
@@ -244,6 +245,7 @@ class _Restore:
             # The directory is ours alone: part maps, and temporary files of lives that ended, are no part of it.
             if path not in wanted:
                 disk.remove(f"{self.staging}/{path}")
+        write_trackers(disk, self.manifest, self.staging, self.target)
         try:
             disk.publish_tree(self.staging, self.target)
         except FileExistsError:

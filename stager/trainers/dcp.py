@@ -52,7 +52,7 @@ class StagerWriter(FileSystemWriter):
 
 
 class StagerReader(FileSystemReader):
-    """Reads as `FileSystemReader` does. What is not on this disk is restored first: by one rank of the node; others wait."""
+    """Reads as `FileSystemReader` does. What is not on this disk is restored first, by one rank of a node."""
 
     def __init__(
         self,

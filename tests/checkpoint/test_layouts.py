@@ -130,7 +130,7 @@ def test_trainer_of_transformers(copied: Copy) -> None:
     path = copied("save_trainer", "checkpoint-4")
     verdict = judged(path)
     assert isinstance(verdict, Complete)
-    assert (verdict.layout, verdict.step, verdict.ranks, verdict.settle_s) == ("hf_trainer", 4, 1, 2.0)
+    assert (verdict.layout, verdict.step, verdict.ranks, verdict.settle_s) == ("hf_trainer", 4, 1, 0.5)
     assert set(verdict.files) == {entry.name for entry in path.iterdir()}
     assert verdict.markers == ("trainer_state.json",)
 

@@ -486,5 +486,6 @@ def test_settle_times_rise_with_doubt() -> None:
     assert SETTLE_SOUND_S < SETTLE_MARKED_S < SETTLE_COUNTED_S < SETTLE_RANKS_S
     waits = {label: accepted(verdict_on(made)).settle_s for label, made in MADE.items()}
     assert waits["1 DCP"] == SETTLE_SOUND_S
-    assert waits["11 Trainer"] == SETTLE_MARKED_S
+    assert waits["11 Trainer"] == SETTLE_SOUND_S
+    assert waits["11 Trainer of ranks"] == SETTLE_MARKED_S
     assert waits["20 Megatron non-persistent"] == SETTLE_RANKS_S

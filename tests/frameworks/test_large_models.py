@@ -6,23 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stager.formats.layouts.api import CopyOf
-from stager.formats.layouts.detection import trackers_of
-from tests.frameworks.watched import Watched, run_ranks, watched
+from tests.frameworks.watched import run_ranks, watched
 
 pytestmark = pytest.mark.timeout(300)
-
-
-async def restored_with_trackers(found: Watched, name: str) -> Path:
-    """The folder that a framework is to resume from: the checkpoint, and what points at it."""
-    place = await found.restored(name)
-    manifest = found.manifests[name]
-    for tracker, content in trackers_of(
-        manifest.layout, name, manifest.step, [file.path for file in manifest.files]
-    ).items():
-        assert not isinstance(content, CopyOf)
-        (place.parent / tracker).write_bytes(content)
-    return place.parent
 
 
 @pytest.mark.parametrize("stage", ["1", "2"])
@@ -30,15 +16,15 @@ async def test_deepspeed(tmp_path: Path, stage: str) -> None:
     """ZeRO by two processes, each of which writes its optimizer shard when it comes to it."""
     found = await watched(tmp_path, "deepspeed_save", world=2, arguments=(stage,))
     assert [(m.layout, m.step) for m in found.manifests.values()] == [("deepspeed", 1), ("deepspeed", 2)]
-    folder = await restored_with_trackers(found, "global_step2")
-    await run_ranks("deepspeed_resume", folder, world=2, arguments=(stage,))
+    place = await found.restored("global_step2")
+    await run_ranks("deepspeed_resume", place.parent, world=2, arguments=(stage,))
 
 
 async def test_megatron_core(tmp_path: Path) -> None:
     """`torch_dist` by two processes."""
     found = await watched(tmp_path, "megatron_save", world=2)
     assert [(m.layout, m.step) for m in found.manifests.values()] == [("megatron", 1), ("megatron", 2)]
-    await run_ranks("megatron_resume", await restored_with_trackers(found, "iter_0000002"), world=2)
+    await run_ranks("megatron_resume", (await found.restored("iter_0000002")).parent, world=2)
 
 
 async def test_nvrx(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from stager.formats.layouts.api import (
     BESIDE_BYTES_MAX,
     SETTLE_MARKED_S,
     SETTLE_RANKS_S,
+    SETTLE_SOUND_S,
     Candidate,
     Unfinished,
 )
@@ -87,12 +88,13 @@ def _check(candidate: Candidate) -> Found:
     check_pieces(candidate)
     _check_rank_0(candidate, nested)
     ranks = _count_random_states(candidate)
-    sound = nested.sound and (ranks in (None, 1) or candidate.ranks is not None)
-    return Found(
-        SETTLE_MARKED_S if sound and not candidate.node_local else SETTLE_RANKS_S,
-        ranks,
-        files=listing.keys() - nested.leftovers,
-    )
+    settle_s = SETTLE_RANKS_S
+    if nested.sound and not candidate.node_local:
+        if ranks in (None, 1):
+            settle_s = SETTLE_SOUND_S  # one process wrote all of it, its state last
+        elif candidate.ranks is not None:
+            settle_s = SETTLE_MARKED_S  # a random state may be an earlier save's
+    return Found(settle_s, ranks, files=listing.keys() - nested.leftovers)
 
 
 def _check_rank_0(candidate: Candidate, nested: Nested) -> None:
