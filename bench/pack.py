@@ -2,10 +2,10 @@
 
     python bench/pack.py [--samples 20000] [--bytes 30000] [--rounds 5] [--folder DIR] [--json]
 
-A sample is a file of 30 KB and a small JSON, from the page cache of the disk that is written to. Each contender is a process
-of its own that times the work without the start of its interpreter; stager's worker processes are started within
-that time. `tar` is GNU tar, which neither hashes nor syncs; `tar+sync` waits, as stager does, until the bytes are on
-the disk. stager walks the tree, checks every name, hashes every shard twice (SHA-256, CRC-64/NVME), and syncs.
+A sample is a file of 30 KB and a small JSON, from the page cache of the same disk that is written to. Every contender is a
+process of its own that times the work without the start of its interpreter; stager's worker processes are started within
+that time. `tar` is GNU tar, which neither hashes nor syncs; `tar+sync` waits, as stager does, until the bytes are on the
+disk. stager walks the tree, checks every name, hashes every shard twice (SHA-256, CRC-64/NVME), and syncs.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class ShardPlan:
 
 
 def cut_shards(sizes: Iterable[int], limits: Limits) -> Iterator[int]:
-    """Samples of each shard, from what each sample takes up: filled one after another, the last two balanced."""
+    """How many samples each shard takes, from what each takes up: filled one after another, the last two shared out."""
     size = len(END_OF_ARCHIVE)
     held: array[int] = array("q")
     taken: array[int] = array("q")
