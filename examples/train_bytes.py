@@ -36,6 +36,13 @@ def to_ids(sample: dict[str, Any]) -> dict[str, Any]:
     return {"__key__": key, "ids": torch.frombuffer(bytearray(window), dtype=torch.uint8).long()}
 
 
+def log_step(log: Path, step: int, batch: dict[str, Any], loss: torch.Tensor) -> None:
+    """Which samples this step saw, and what came of it: what a resumed run is compared by."""
+    keys = hashlib.sha256("\n".join(batch["__key__"]).encode()).hexdigest()
+    with log.open("a") as file:
+        file.write(json.dumps({"step": step, "keys": keys, "loss": loss.item().hex()}) + "\n")
+
+
 def save(folder: Path, step: int, model: ByteTransformer, optimizer: torch.optim.Optimizer) -> Path:
     """A DCP checkpoint of this step."""
     path = folder / f"step-{step}"
@@ -77,10 +84,7 @@ def train(options: argparse.Namespace) -> None:
         TextColumn("loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )
-    with (
-        open(options.log, "a", buffering=1) as log,
-        Progress(*columns, console=Console(stderr=True)) as progress,
-    ):
+    with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("training", total=options.steps, completed=step, loss=float("nan"))
         while step < options.steps:
             for batch in loader:
@@ -89,9 +93,7 @@ def train(options: argparse.Namespace) -> None:
                 loss.backward()
                 optimizer.step()
                 step += 1
-                # Which samples this step saw, and what came of it: what a resumed run is compared by.
-                keys = hashlib.sha256("\n".join(batch["__key__"]).encode()).hexdigest()
-                log.write(json.dumps({"step": step, "keys": keys, "loss": loss.item().hex()}) + "\n")
+                log_step(options.log, step, batch, loss)
                 progress.update(task, completed=step, loss=loss.item())
                 if step % options.save_every == 0 or step == options.steps:
                     path = save(options.checkpoints, step, model, optimizer)

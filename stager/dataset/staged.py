@@ -195,19 +195,21 @@ class StagedDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Items from `begin` to the end of its epoch; in a DataLoader worker, the worker's share of them.
 
-        An iteration that was broken off begins again at the same place. One that was finished is followed by the next epoch;
-        among the workers of a plain DataLoader, which cannot know, any iteration is.
+        An iteration that was broken off begins again at the same place. One whose items all came is followed by the
+        next epoch; among the workers of a plain DataLoader, which cannot know, any iteration is.
         """
         worker = get_worker_info()
         if worker is None:
             if not self._ranks_given:
                 check_ranks(self._ranks)
+            self._finish_delivered()
             return self._iterate_here(self._begin)
         begin, skipped = self._worker_turn(worker.id, worker.num_workers)
         return self._iterate_in_worker(begin, worker.id, worker.num_workers, skipped)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration at the start of ``epoch``; at its loaded place if that is where the cursor stands."""
+        self._finish_delivered()
         if epoch != self.epoch:
             self.seek(self._begin.at_epoch(epoch))
 
@@ -268,6 +270,7 @@ class StagedDataset(IterableDataset[Any]):
         """`begin`, for a loader that counts what its workers deliver and tells by `record`."""
         if not self._ranks_given:
             check_ranks(self._ranks)
+        self._finish_delivered()
         begin = self._from = self._begin
         self._delivered = 0
         self._recorded = True
@@ -283,6 +286,12 @@ class StagedDataset(IterableDataset[Any]):
         """After all items since ``begin``, begin the next iteration at the start of the next epoch."""
         if begin == self._begin:
             self.seek(begin.at_epoch(begin.plan.epoch + 1))
+
+    def _finish_delivered(self) -> None:
+        """Whoever knows the length, as Lightning does, never asks for the item after the last."""
+        at = self._cursor
+        if self._delivered and not count_steps(self.samples, at.plan.lanes, self._geometry, at.position):
+            self.finish_epoch(self._from)
 
     def is_reweighted(self, begin: Cursor) -> bool:
         """Whether `set_weights` was called since an iteration began at ``begin``."""
@@ -312,15 +321,12 @@ class StagedDataset(IterableDataset[Any]):
         return replace(self._from, position=min(position, self.samples)) if self._delivered else self._from
 
     def _tell_workers(self, cursor: Cursor, *, counting: bool) -> None:
-        changes = () if cursor.mix is None else itertools.chain.from_iterable(encode_history(cursor.mix))
-        plan = cursor.plan
-        self._turns.set(Place(plan.epoch, cursor.position, plan.lanes, tuple(changes)), counting=counting)
+        self._turns.set(_place(cursor), counting=counting)
 
     def _worker_turn(self, worker: int, workers: int) -> tuple[Cursor, int]:
         if self._worker_begin is not None:
-            begin = self._worker_begin
-            # This worker's later iterations, if it persists, are of the epochs that follow.
-            self._worker_begin = begin[0].at_epoch(begin[0].plan.epoch + 1), 0
+            begin, self._worker_begin = self._worker_begin, None
+            self._turns.resume(_place(begin[0]), worker, workers)
             return begin
         place = self._turns.begin(worker, workers)
         plan = replace(self._begin.plan, epoch=place.epoch, lanes=place.lanes)
@@ -434,6 +440,11 @@ def _check_alone(
         raise UsageError("tokens stands for fields, decode and collate: give it alone", subject="tokens")
     if not batch_size:
         raise UsageError("tokens without batch_size: blocks are gathered into batches", subject="tokens")
+
+
+def _place(cursor: Cursor) -> Place:
+    changes = () if cursor.mix is None else itertools.chain.from_iterable(encode_history(cursor.mix))
+    return Place(cursor.plan.epoch, cursor.position, cursor.plan.lanes, tuple(changes))
 
 
 def _changes_max(cursor: Cursor) -> int:

@@ -49,8 +49,22 @@ class Turns:
 
         Without, a worker that is late to begin an iteration which was broken off already makes no difference.
         """
+        self._numbers.zero_()
+        self._write(place, counting=counting)
+
+    def resume(self, place: Place, worker: int, workers: int) -> None:
+        """In a worker that was told by its own state where to begin: later iterations are at the epochs that follow.
+
+        Every worker of the iteration says the same; none touches the count of another.
+        """
+        begin = self._counters_at + _counters(workers - 1)
+        self._numbers[self._counters_at : begin] = 0
+        self._numbers[begin + workers :] = 0
+        self._write(place, counting=True)
+        self._numbers[begin + worker] = 1
+
+    def _write(self, place: Place, *, counting: bool) -> None:
         numbers, changes = self._numbers, place.changes
-        numbers.zero_()
         numbers[_COUNTING] = counting
         numbers[_EPOCH] = place.epoch
         numbers[_POSITION] = place.position

@@ -9,6 +9,7 @@ import pickle
 import threading
 import warnings
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -282,6 +283,22 @@ def test_broken_off_iterations_begin_again(shards: Path) -> None:
     for loader in (StagedLoader(StagedDataset(shards, batch_size=4)), StagedDataset(shards, batch_size=4)):
         first = next(iter(loader))["__key__"]
         assert next(iter(loader))["__key__"] == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_who_counts_items_gets_the_next_epoch(shards: Path, workers: int) -> None:
+    """An epoch is finished with its last item, whether or not the one after it is asked for."""
+
+    def made() -> StagedLoader:
+        return StagedLoader(StagedDataset(shards, batch_size=7, seed=5), num_workers=workers)
+
+    plain = made()
+    expected = [[batch["__key__"] for batch in plain] for _ in range(3)]
+    counted = made()
+    found = [[batch["__key__"] for batch in islice(counted, len(counted))] for _ in range(3)]
+    assert found == expected
+    counted.set_epoch(2)
+    assert [batch["__key__"] for batch in counted] == expected[2]
 
 
 def test_set_epoch_keeps_a_loaded_place(shards: Path) -> None:
