@@ -103,6 +103,7 @@ class StoreSection(_Section):
     access_key: SecretStr = SecretStr("")
     secret_key: SecretStr = SecretStr("")
     session_token: SecretStr = SecretStr("")
+    kms_key: str = ""
 
     @model_validator(mode="after")
     def _keys_come_together(self) -> StoreSection:
@@ -117,27 +118,44 @@ class DatasetSection(_Section):
     source: Url
 
 
+class BestSection(_Section):
+    """The best by a metric that the trainer gave, or that `trainer_state.json` holds."""
+
+    metric: str = Field(min_length=1)
+    count: int = Field(default=1, ge=1)
+    mode: Literal["min", "max"] = "min"
+
+
 class KeepSection(_Section):
     """What a tier keeps; any rule keeps a checkpoint. Without one, everything is kept."""
 
     last: int | None = Field(default=None, ge=1)
     every_steps: int | None = Field(default=None, ge=1)
+    every_hours: float | None = Field(default=None, gt=0)
+    best: BestSection | None = None
+    names: tuple[str, ...] = ()
 
 
 class TierSection(_Section):
-    """One tier of a run's checkpoints."""
+    """One tier of a run's checkpoints: a directory, or a bucket."""
 
-    url: str = Field(min_length=1)
+    path: Path = ""
+    url: Annotated[str, AfterValidator(_named_store)] = ""
     keep: KeepSection = KeepSection()
+    storage_class: str = ""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _not_between(cls, given: Any) -> Any:
-        if isinstance(given, dict) and "path" in given:
-            raise ValueError(
-                "a tier between the trainer and the run (`path`) is not in this version; a run may itself be a path"
-            )
-        return given
+    @model_validator(mode="after")
+    def _one_place(self) -> TierSection:
+        if bool(self.path) == bool(self.url):
+            raise ValueError("a tier has either a `path`, a directory, or a `url`")
+        if self.storage_class and not self.url.startswith("s3://"):
+            raise ValueError("storage_class is for buckets: only an s3:// url has classes")
+        return self
+
+    @property
+    def location(self) -> str:
+        """Path or URL."""
+        return self.path or self.url
 
 
 class CheckpointSection(_Section):
@@ -152,16 +170,22 @@ class CheckpointSection(_Section):
 
     @model_validator(mode="after")
     def _tiers_fit(self) -> CheckpointSection:
-        if len(self.tiers) > 1 or (self.tiers and self.tiers[0].url.rstrip("/") != self.run.rstrip("/")):
-            raise ValueError(
-                "tiers: this version has one tier, whose url is the run's; leave it out or make them equal"
-            )
+        places = [tier.location.rstrip("/") for tier in self.tiers]
+        if self.tiers and self.run.rstrip("/") not in places:
+            raise ValueError(f"tiers: one of them has to be the run `{self.run}` itself")
+        if len(set(places)) != len(places):
+            raise ValueError("tiers: two of them are one place")
+        for tier in self.tiers:
+            if tier.path and (_is_within(tier.path, self.watch) or _is_within(self.watch, tier.path)):
+                raise ValueError(f"tiers: of `{tier.path}` and the watched folder one lies in the other")
         return self
 
     @property
-    def keep(self) -> KeepSection:
-        """What the bucket keeps."""
-        return self.tiers[0].keep if self.tiers else KeepSection()
+    def all_tiers(self) -> tuple[TierSection, ...]:
+        """From the nearest to the trainer on; the run itself where none are named."""
+        if self.tiers:
+            return self.tiers
+        return (TierSection(path=self.run) if os.path.isabs(self.run) else TierSection(url=self.run),)
 
 
 class LimitsSection(_Section):
@@ -197,6 +221,11 @@ class Config(_Section):
                 problems.append(f"{place}.watch: `{watch}` lies in the cache, which stager tidies")
             elif _is_within(self.node.cache, watch):
                 problems.append(f"{place}.watch: the cache `{self.node.cache}` lies in `{watch}`")
+            problems += [
+                f"{place}.tiers: `{tier.path}` lies in the cache, which stager tidies"
+                for tier in section.tiers
+                if tier.path and _is_within(tier.path, self.node.cache)
+            ]
             for other in self.checkpoint[:number]:
                 if other.watch == watch:
                     problems.append(f"{place}.watch: `{watch}` is watched twice")
@@ -205,13 +234,17 @@ class Config(_Section):
                     problems.append(
                         f"{place}.watch: of `{watch}` and `{other.watch}` one lies in the other; watch folders side by side"
                     )
-                if other.run.rstrip("/") == section.run.rstrip("/"):
+                for shared in sorted(_places_of(section) & _places_of(other)):
                     problems.append(
-                        f"{place}.run: two folders go into the run `{section.run}`; give each a run of its own"
+                        f"{place}.run: two folders go into the run `{shared}`; give each a run of its own"
                     )
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+
+class _Checkpoints(_Section):
+    checkpoint: tuple[CheckpointSection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +285,19 @@ def load_store_section(path: str | None, environment: Mapping[str, str] | None =
     return _validated(StoreSection, document.get("store", {}), of=path or "the environment")
 
 
+def load_checkpoint_section(path: str | None, run: str) -> CheckpointSection | None:
+    """The ``[[checkpoint]]`` of a file that has a tier at ``run``, for commands that need no daemon; None if there is none.
+
+    Raises:
+        ConfigError: With every problem of these sections.
+    """
+    document = {} if path is None else _read(path)
+    given = {"checkpoint": document.get("checkpoint", ())}
+    sections = _validated(_Checkpoints, given, of=path or "").checkpoint
+    place = run.rstrip("/")
+    return next((section for section in sections if place in _places_of(section)), None)
+
+
 def check_config(document: Mapping[str, Any], *, of: str) -> Config:
     """The configuration in a parsed document; ConfigError with every problem."""
     return _validated(Config, document, of=of)
@@ -277,6 +323,10 @@ def _read(path: str) -> dict[str, Any]:
             subject=path,
             hint="text stands in quotes, sections in brackets; the README has an example",
         ) from None
+
+
+def _places_of(section: CheckpointSection) -> set[str]:
+    return {tier.location.rstrip("/") for tier in section.all_tiers}
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from stager.checkpoint.keep import age_of
 from stager.clock import Clock
 from stager.errors import AlreadyExists, FormatError, IntegrityError, NotFound, StagerError, StoreError
 from stager.formats.commits import (
@@ -243,4 +244,4 @@ def _merge(
 def _age(found: CheckpointManifest | Damaged) -> tuple[int, int, str]:
     if isinstance(found, Damaged):
         return (-1, 0, found.checkpoint)
-    return (-1 if found.step is None else found.step, found.created_ns, found.checkpoint)
+    return age_of(found)

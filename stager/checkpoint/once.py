@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from stager.checkpoint.copies import Copies
 from stager.checkpoint.ledger import Ledger
 from stager.checkpoint.publish import Publisher, Publishing, PublishOptions
 from stager.checkpoint.seal import Seal, remove_seal
@@ -60,7 +61,7 @@ async def _publish(
     (seal,) = seals
     notes = _Notes()
     ledger = Ledger(notes, options.watch)
-    publisher = Publisher(store, options.seals, tools, notes, ledger, clock, PublishOptions())
+    publisher = Publisher(store, options.seals, tools, notes, ledger, clock, PublishOptions(), Copies())
     try:
         manifest = await publisher.publish(Publishing(seal, progress=progress))
     finally:

@@ -15,16 +15,17 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from stager.checkpoint.commit import delete_all, publish_part, read_manifest, try_commit
+from stager.checkpoint.copies import Copies, CopyOptions
 from stager.checkpoint.ledger import CheckpointJournal, Ledger
 from stager.checkpoint.retain import retired_key
-from stager.checkpoint.seal import Seal, SealedFile, check_file, check_seal, file_path
+from stager.checkpoint.seal import DamagedSeal, Seal, SealedFile, check_file, check_seal, file_path
 from stager.clock import Clock
 from stager.errors import FormatError, IntegrityError, NotFound, StagerError
 from stager.formats.commits import CheckpointManifest, CheckpointPart, FileEntry
 from stager.formats.digests import Digest
 from stager.formats.names import join_key, node_part_key
 from stager.logs import event
-from stager.store.api import ObjectStore
+from stager.store.api import ObjectStore, ObjectVersion
 from stager.transfer.download import digest_of_file
 from stager.transfer.retry import retried
 from stager.transfer.tools import Tools
@@ -50,6 +51,7 @@ class PublishOptions:
         commits: Whether this node may write manifests; False for all but node 0 where create-only puts are not honoured.
         files_at_once: Files in flight.
         upload: Bounds of each file.
+        copies: Which files are copied on the server, if they are unchanged.
     """
 
     node: int = 0
@@ -57,6 +59,7 @@ class PublishOptions:
     commits: bool = True
     files_at_once: int = 4
     upload: UploadOptions = UploadOptions()
+    copies: CopyOptions = CopyOptions()
 
 
 @dataclass(slots=True)
@@ -84,6 +87,7 @@ class Publisher:
         ledger: Ledger,
         clock: Clock,
         options: PublishOptions,
+        copies: Copies,
     ) -> None:
         self._store = store
         self._root = seals_root
@@ -92,6 +96,7 @@ class Publisher:
         self._ledger = ledger
         self._clock = clock
         self._options = options
+        self._copies = copies
 
     async def publish(self, progress: Publishing) -> CheckpointManifest | None:
         """Go on with a seal until it is committed; None if parts of other nodes are missing.
@@ -208,7 +213,7 @@ class Publisher:
 
     async def _digest(self, progress: Publishing, file: SealedFile) -> Digest:
         """Of a sealed file, read at most once."""
-        known = progress.digests.get(file.path)
+        known = progress.digests.get(file.path) or file.digest
         if known is None:
             path = file_path(self._root, progress.seal.seal_id, file.path)
             known = await self._tools.offload.run("hash", digest_of_file, self._tools.disk, path, file.size)
@@ -237,6 +242,10 @@ class Publisher:
     async def _send_file(self, progress: Publishing, file: SealedFile) -> None:
         seal = progress.seal
         await self._tools.offload.run("disk", check_file, self._tools.disk, self._root, seal, file)
+        copied = await self._copy(progress, file)
+        if copied is not None:
+            progress.entries[file.path] = copied
+            return
 
         def count(size: int) -> None:
             progress.sent_bytes += size
@@ -253,10 +262,31 @@ class Publisher:
             progress=count,
             keep_note=True,
         )
+        if file.digest not in (None, uploaded.digest):
+            raise DamagedSeal(
+                f"`{seal.name}/{file.path}` is not what the tier before committed",
+                subject=f"{seal.name}/{file.path}",
+                hint="the disk or file system of that tier altered it; `stager restore` takes an older checkpoint",
+            )
         progress.digests[file.path] = uploaded.digest
         progress.entries[file.path] = FileEntry(
             file.path, uploaded.size, uploaded.digest, uploaded.version.etag
         )
+
+    async def _copy(self, progress: Publishing, file: SealedFile) -> FileEntry | None:
+        """The file copied from an earlier checkpoint in the store, if the same bytes are there."""
+        found = self._copies.find(file.path, file.size)
+        if found is None or await self._digest(progress, file) != found.entry.digest:
+            return None
+        target = join_key(progress.target, file.path)
+        try:
+            version = await self._store.copy(found.key, target, if_match=ObjectVersion(found.entry.etag))
+        except StagerError as error:
+            # Retired meanwhile, in a class that cannot be read, or a store that cannot copy: it is sent.
+            event(log, logging.DEBUG, "copy.refused", key=target, reason=error.message)
+            return None
+        self._copies.copied_bytes += file.size
+        return FileEntry(file.path, file.size, found.entry.digest, version.etag)
 
     async def _forget_upload(self, progress: Publishing, file: SealedFile) -> None:
         if file.size > self._options.upload.part_bytes:

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from stager.checkpoint.commit import list_manifests, missing_parts
+from stager.checkpoint.commit import missing_parts, read_manifest
+from stager.checkpoint.copies import Copies
 from stager.checkpoint.ledger import CheckpointJournal, Committed, Ledger
-from stager.checkpoint.publish import Publisher, Publishing, PublishOptions
-from stager.checkpoint.retain import KeepRule, carry_out, finish_retirements, plan_retention
-from stager.checkpoint.seal import Seal, check_seal, remove_seal
+from stager.checkpoint.publish import Publisher, Publishing
+from stager.checkpoint.seal import DamagedSeal, Seal, check_seal, remove_seal
+from stager.checkpoint.tiers import Tier
 from stager.clock import Clock
 from stager.errors import IntegrityError, StagerError
 from stager.formats.commits import CheckpointManifest
 from stager.logs import event
-from stager.store.api import ObjectStore
 from stager.transfer.tools import Tools
 from stager.transfer.upload import abort_stale_uploads
 
@@ -75,35 +75,49 @@ class Pulse:
 
 
 class PublishQueue:
-    """What is sealed and not committed, of one watched folder and one run."""
+    """What is sealed and not committed in one tier."""
 
     def __init__(
         self,
         seals_root: str,
-        open_store: Callable[[], Awaitable[ObjectStore]],
+        tier: Tier,
         tools: Tools,
         journal: CheckpointJournal,
         ledger: Ledger,
         clock: Clock,
         *,
-        options: PublishOptions,
-        keep: KeepRule,
         on_broken: Callable[[str], None],
-        on_committed: Callable[[], Awaitable[None]],
+        hand_on: Callable[[Seal, CheckpointManifest], Awaitable[None]],
+        on_committed: Callable[[CheckpointManifest], Awaitable[None]],
     ) -> None:
-        """``on_broken`` is told the name of each seal that had to be thrown away; ``on_committed`` follows a commit."""
+        """Publish into ``tier``.
+
+        Args:
+            seals_root: Where its seals lie.
+            tier: Where they go.
+            tools: Disk, threads and bounds.
+            journal: The daemon's notebook.
+            ledger: This tier's part of it.
+            clock: Wall time.
+            on_broken: Told the name of each seal that had to be thrown away.
+            hand_on: Takes a committed seal over for the tier behind, durably, before it is dropped here.
+            on_committed: Follows a commit.
+        """
         self._root = seals_root
-        self._open_store = open_store
+        self._tier = tier
         self._tools = tools
         self._journal = journal
         self._ledger = ledger
         self._clock = clock
-        self._options = options
-        self._keep = keep
+        self._options = tier.publish
+        self._copies = Copies(tier.publish.copies)
         self._on_broken = on_broken
+        self._hand_on = hand_on
         self._on_committed = on_committed
         self.held: dict[str, Held] = {}
         self.committed: dict[str, Committed] = {}
+        self.newest: Committed | None = None
+        self.commit_s = 0.0
         self.counts = _Counts()
         self.pulse = Pulse()
         self._recent: list[dict[str, Any]] = []
@@ -112,6 +126,23 @@ class PublishQueue:
         """Begin with what an earlier life left."""
         self.held = {seal.seal_id: Held(Publishing(seal)) for seal in seals}
         self.committed = committed
+        for note in committed.values():
+            self._note_newest(note)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes that the tier copied by itself."""
+        return self._copies.copied_bytes
+
+    @property
+    def targets(self) -> frozenset[str]:
+        """Names in the tier that seals are about to become."""
+        return frozenset(held.progress.target for held in self.held.values())
+
+    def count_retired(self, names: frozenset[str]) -> None:
+        """These are no longer in the tier."""
+        self.counts.retired += len(names)
+        self._recent = [entry for entry in self._recent if entry["name"] not in names]
 
     def add(self, seal: Seal) -> None:
         """A new seal to publish."""
@@ -179,6 +210,7 @@ class PublishQueue:
         try:
             manifest = await self._publish(held)
             if manifest is not None:
+                await self._hand_on(held.seal, manifest)
                 await self._finish(held, manifest)
         except (StagerError, OSError) as error:
             await self._failed(held, error)
@@ -187,13 +219,12 @@ class PublishQueue:
         if manifest is None:
             await self._wait_for_nodes(held)
             return
-        await self._retain(manifest.checkpoint)
-        await self._on_committed()
+        await self._on_committed(manifest)
 
     async def _failed(self, held: Held, error: StagerError | OSError) -> None:
         """Try again later, or give up a seal that vouches for nothing any more."""
         try:
-            if await self._is_broken(held.seal):
+            if isinstance(error, DamagedSeal) or await self._is_broken(held.seal):
                 await self._discard(held, str(error))
                 return
         except (StagerError, OSError) as unreadable:
@@ -211,16 +242,32 @@ class PublishQueue:
         )
 
     async def _publish(self, held: Held) -> CheckpointManifest | None:
+        await self._recall_copies()
         publisher = Publisher(
-            await self._open_store(),
+            await self._tier.open_store(),
             self._root,
             self._tools,
             self._journal,
             self._ledger,
             self._clock,
             self._options,
+            self._copies,
         )
         return await publisher.publish(held.progress)
+
+    async def _recall_copies(self) -> None:
+        """Learn what the tier holds from the newest two that an earlier life committed; copies are a saving, no more."""
+        if self._copies.known:
+            return
+        notes = sorted(self.committed.values(), key=lambda note: note.sealed_ns)[-2:]
+        for note in notes:
+            try:
+                manifest = await read_manifest(await self._tier.open_store(), note.target)
+            except StagerError as error:
+                event(log, logging.DEBUG, "copies.unknown", checkpoint=note.target, reason=error.message)
+                return
+            if manifest is not None:
+                self._copies.remember(manifest)
 
     async def _is_broken(self, seal: Seal) -> bool:
         try:
@@ -246,7 +293,9 @@ class PublishQueue:
             return
         held.told = True
         try:
-            lacking = await missing_parts(await self._open_store(), held.progress.target, self._options.nodes)
+            lacking = await missing_parts(
+                await self._tier.open_store(), held.progress.target, self._options.nodes
+            )
         except StagerError as error:
             held.reason = error.message
             return
@@ -264,6 +313,9 @@ class PublishQueue:
         note = Committed(seal.fingerprint, manifest.checkpoint, manifest.step, seal.sealed_ns)
         await self._sweep(manifest.checkpoint)
         self.committed[seal.name] = note
+        self._note_newest(note)
+        self._copies.remember(manifest)
+        self.commit_s = max(0.0, (self._clock.wall_ns() - seal.sealed_ns) / 1e9)
         await self._tools.offload.run("database", self._ledger.note_committed, seal.name, note)
         await self._drop(seal)
         self.counts.committed += 1
@@ -288,29 +340,13 @@ class PublishQueue:
     async def _sweep(self, checkpoint: str) -> None:
         """Uploads below a committed name that nobody goes on with: their beginning was answered to nobody."""
         try:
-            count = await abort_stale_uploads(await self._open_store(), f"{checkpoint}/", frozenset())
+            count = await abort_stale_uploads(await self._tier.open_store(), f"{checkpoint}/", frozenset())
         except StagerError as error:
             event(log, logging.DEBUG, "uploads.not_swept", checkpoint=checkpoint, reason=error.message)
             return
         if count:
             event(log, logging.INFO, "uploads.swept", checkpoint=checkpoint, uploads=count)
 
-    async def _retain(self, committed: str) -> None:
-        """Apply the run's rule. A failure is told; the next commit tries again."""
-        if self._keep.keeps_all or self._options.node != 0:
-            return
-        try:
-            store = await self._open_store()
-            await finish_retirements(store, self._tools)
-            sound = [found for found in await list_manifests(store) if isinstance(found, CheckpointManifest)]
-            # What a seal of this node is about to rely on stays.
-            relied = frozenset(held.progress.target for held in self.held.values())
-            # And what was committed just now, whatever the clocks say.
-            rule = replace(self._keep, pinned=self._keep.pinned | relied | {committed})
-            retired = await carry_out(store, plan_retention(sound, rule), self._tools)
-        except StagerError as error:
-            event(log, logging.WARNING, "retention.failed", reason=error.message)
-            return
-        self.counts.retired += retired
-        gone = {entry["name"] for entry in self._recent} - {found.checkpoint for found in sound}
-        self._recent = [entry for entry in self._recent if entry["name"] not in gone]
+    def _note_newest(self, note: Committed) -> None:
+        if self.newest is None or note.sealed_ns >= self.newest.sealed_ns:
+            self.newest = note

@@ -1,13 +1,13 @@
-"""Retention: which checkpoints a tier keeps, and why. The plan is pure; carrying it out deletes manifests first."""
+"""Retention carried out: manifests go first. What goes, `stager.checkpoint.keep` has planned. Pins are objects as well."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from stager.checkpoint.commit import delete_all, read_manifest
+from stager.checkpoint.keep import Retention
 from stager.errors import FormatError, NotFound
 from stager.formats.commits import (
     COMMIT_BYTES_MAX,
@@ -25,67 +25,7 @@ log = logging.getLogger("stager.retain")
 
 DELETE_BATCH = 1000
 RETIRED_NAME = "retired.json"
-
-
-@dataclass(frozen=True, slots=True)
-class KeepRule:
-    """What a tier keeps; any part of the rule keeps a checkpoint. Without any part everything is kept.
-
-    Attributes:
-        last: The newest so many.
-        every_steps: Those whose step is a multiple of it.
-        pinned: Names that are kept whatever else.
-    """
-
-    last: int | None = None
-    every_steps: int | None = None
-    pinned: frozenset[str] = frozenset()
-
-    @property
-    def keeps_all(self) -> bool:
-        return self.last is None and self.every_steps is None
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What becomes of one checkpoint."""
-
-    manifest: CheckpointManifest
-    keep: bool
-    reason: str
-
-
-def plan_retention(manifests: Sequence[CheckpointManifest], rule: KeepRule) -> list[Retention]:
-    """What to keep of ``manifests``, oldest first as `list_manifests` gives them.
-
-    The newest is always kept: with it goes the run. So is what was committed last, and the last few are counted both ways: a
-    trainer that went back to an earlier step saves lower steps than the run has, and they are what it will resume from.
-    """
-    # Of equal times the younger in the run's order comes first.
-    by_time = sorted(reversed(manifests), key=lambda manifest: -manifest.created_ns)
-    later = {manifest.checkpoint: place for place, manifest in enumerate(by_time)}
-    return [
-        _judge(manifest, rule, younger=len(manifests) - 1 - place, later=later[manifest.checkpoint])
-        for place, manifest in enumerate(manifests)
-    ]
-
-
-def _judge(manifest: CheckpointManifest, rule: KeepRule, *, younger: int, later: int) -> Retention:
-    if younger == 0:
-        return Retention(manifest, True, "it is the newest")
-    if later == 0:
-        return Retention(manifest, True, "it was committed last")
-    if rule.keeps_all:
-        return Retention(manifest, True, "no rule drops anything")
-    if manifest.checkpoint in rule.pinned:
-        return Retention(manifest, True, "it is pinned")
-    if rule.last is not None and younger < rule.last:
-        return Retention(manifest, True, f"it is one of the last {rule.last}")
-    if rule.last is not None and later < rule.last:
-        return Retention(manifest, True, f"it is one of the {rule.last} that were committed last")
-    if rule.every_steps is not None and manifest.step is not None and manifest.step % rule.every_steps == 0:
-        return Retention(manifest, True, f"its step is a multiple of {rule.every_steps}")
-    return Retention(manifest, False, "no rule keeps it")
+PINNED_NAME = "pinned.json"
 
 
 async def carry_out(store: ObjectStore, plan: Sequence[Retention], tools: Tools) -> int:
@@ -130,6 +70,44 @@ async def finish_retirements(store: ObjectStore, tools: Tools) -> int:
             await _clear(store, manifest, tools)
             finished += 1
     return finished
+
+
+async def read_pins(store: ObjectStore) -> frozenset[str]:
+    """Names of checkpoints that somebody has pinned in this tier."""
+    start, end = f"{STAGER_FOLDER}/", f"/{PINNED_NAME}"
+    return frozenset(
+        [
+            info.key.removeprefix(start).removesuffix(end)
+            async for info in store.list_objects(start)
+            if info.key.endswith(end)
+        ]
+    )
+
+
+async def pin(store: ObjectStore, checkpoint: str, tools: Tools) -> None:
+    """Keep a committed checkpoint whatever the rules say.
+
+    Raises:
+        NotFound: It is not committed here.
+    """
+    if await read_manifest(store, checkpoint) is None:
+        raise NotFound(
+            f"{store.properties.name} has no committed checkpoint `{checkpoint}`",
+            subject=checkpoint,
+            hint="`stager ls` lists what is committed",
+        )
+    key = pinned_key(checkpoint)
+    await retried(lambda: store.put(key, b"{}"), tools, doing=f"write {key}")
+
+
+async def unpin(store: ObjectStore, checkpoint: str, tools: Tools) -> None:
+    """Leave a checkpoint to the rules again; one that is not pinned is fine."""
+    await delete_all(store, [pinned_key(checkpoint)], tools)
+
+
+def pinned_key(checkpoint: str) -> str:
+    """Where a run keeps the pin of a checkpoint, relative to the run."""
+    return join_key(STAGER_FOLDER, checkpoint, PINNED_NAME)
 
 
 def retired_key(checkpoint: str) -> str:

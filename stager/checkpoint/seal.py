@@ -15,8 +15,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stager.checkpoint.detect import fingerprint_of
@@ -24,6 +24,7 @@ from stager.checkpoint.look import Look
 from stager.disk import Disk
 from stager.errors import FormatError, IntegrityError
 from stager.formats.commits import CommitMarker, decode_marker, encode_marker
+from stager.formats.digests import Digest, check_sha256, decode_crc64nvme, encode_crc64nvme
 from stager.formats.fields import as_object, load_object, take_count, take_list, take_text, take_version
 from stager.formats.layouts.api import Complete
 from stager.formats.names import check_relative_path
@@ -37,14 +38,19 @@ _STAGING = "staging-"
 _SEAL_ID = re.compile(r"[0-9a-f]{32}")
 
 
+class DamagedSeal(IntegrityError):
+    """A file of a seal is not what a tier had committed: the seal vouches for nothing any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file of a seal, as it was when it was sealed."""
+    """A file of a seal, as it was when it was sealed; with its digest, where a tier before has told it."""
 
     path: str
     size: int
     mtime_ns: int
     inode: int
+    digest: Digest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +87,14 @@ def seal_path(root: str, seal_id: str) -> str:
     return f"{root}/{seal_id}"
 
 
+def files_path(root: str, seal_id: str) -> str:
+    """The folder of a seal's files."""
+    return f"{root}/{seal_id}/{_FILES}"
+
+
 def file_path(root: str, seal_id: str, path: str) -> str:
     """Where a sealed file lies."""
-    return f"{root}/{seal_id}/{_FILES}/{path}"
+    return f"{files_path(root, seal_id)}/{path}"
 
 
 def make_seal(
@@ -96,33 +107,69 @@ def make_seal(
         IntegrityError: A file has changed meanwhile; no seal is left.
         OutOfSpace: No room for links or copies; no seal is left.
     """
-    staging = f"{root}/{_STAGING}{seal_id}"
     source = folder if found.is_file else f"{folder}/{found.name}"
+    commit = complete.commit or CommitMarker()
+    seal = Seal(
+        seal_id=seal_id,
+        name=found.name,
+        fingerprint=fingerprint_of(found.files, complete.files),
+        layout=complete.layout,
+        files=(),
+        markers=complete.markers,
+        commit=CommitMarker(complete.step, commit.metrics, commit.cursor),
+        sealed_ns=sealed_ns,
+    )
+
+    def pin(path: str, target: str) -> SealedFile:
+        return _pin(disk, f"{source}/{path}", target, path, found)
+
+    return _lay_down(disk, root, seal, sorted(complete.files), pin)
+
+
+def hand_on(disk: Disk, seal: Seal, source: str, root: str, digests: Mapping[str, Digest]) -> Seal:
+    """The same seal in another root, for the tier behind: of the files below ``source``, which have these digests.
+
+    Raises:
+        FileNotFoundError, IntegrityError: A file is not there as it should be; no seal is left.
+        OutOfSpace: No room; no seal is left.
+    """
+    sizes = {file.path: file.size for file in seal.files}
+
+    def pin(path: str, target: str) -> SealedFile:
+        disk.pin(f"{source}/{path}", target)
+        status = disk.stat(target)
+        if status.size != sizes[path]:
+            raise IntegrityError(
+                f"`{source}/{path}` has {status.size} bytes where {sizes[path]} were published",
+                subject=f"{source}/{path}",
+            )
+        return SealedFile(path, status.size, status.mtime_ns, status.inode, digests[path])
+
+    try:
+        # Of a life that died after it had handed this on.
+        disk.stat(f"{seal_path(root, seal.seal_id)}/{_DESCRIPTION}")
+    except FileNotFoundError:
+        disk.remove_tree(seal_path(root, seal.seal_id))
+        return _lay_down(disk, root, seal, [file.path for file in seal.files], pin)
+    return _load(disk, root, seal.seal_id)
+
+
+def _lay_down(
+    disk: Disk, root: str, seal: Seal, paths: Sequence[str], pin: Callable[[str, str], SealedFile]
+) -> Seal:
+    """``seal`` with its files, each as ``pin`` puts it at a target; the tree appears at once, synced."""
+    staging = f"{root}/{_STAGING}{seal.seal_id}"
     try:
         disk.make_directory(staging)
-        for parent in sorted({os.path.dirname(f"{staging}/{_FILES}/{path}") for path in complete.files}):
+        for parent in sorted({os.path.dirname(f"{staging}/{_FILES}/{path}") for path in paths}):
             disk.make_directory(parent)
-        files = tuple(
-            _pin(disk, f"{source}/{path}", f"{staging}/{_FILES}/{path}", path, found)
-            for path in sorted(complete.files)
-        )
-        commit = complete.commit or CommitMarker()
-        seal = Seal(
-            seal_id=seal_id,
-            name=found.name,
-            fingerprint=fingerprint_of(found.files, complete.files),
-            layout=complete.layout,
-            files=files,
-            markers=complete.markers,
-            commit=CommitMarker(complete.step, commit.metrics, commit.cursor),
-            sealed_ns=sealed_ns,
-        )
-        disk.write_file(f"{staging}/{_DESCRIPTION}", _encode(seal), durable=False)
-        disk.publish_tree(staging, seal_path(root, seal_id))
+        sealed = replace(seal, files=tuple(pin(path, f"{staging}/{_FILES}/{path}") for path in paths))
+        disk.write_file(f"{staging}/{_DESCRIPTION}", _encode(sealed), durable=False)
+        disk.publish_tree(staging, seal_path(root, seal.seal_id))
     except BaseException:
         disk.remove_tree(staging)
         raise
-    return seal
+    return sealed
 
 
 def load_seals(disk: Disk, root: str) -> tuple[list[Seal], list[tuple[str, str]]]:
@@ -138,9 +185,7 @@ def load_seals(disk: Disk, root: str) -> tuple[list[Seal], list[tuple[str, str]]
             disk.remove_tree(path)
         elif _SEAL_ID.fullmatch(name):
             try:
-                seal = _decode(
-                    disk.read_at(f"{path}/{_DESCRIPTION}", 0, SEAL_BYTES_MAX), of=path, seal_id=name
-                )
+                seal = _load(disk, root, name)
                 check_seal(disk, root, seal)
                 seals.append(seal)
             except (FileNotFoundError, IntegrityError) as error:
@@ -169,6 +214,11 @@ def remove_seal(disk: Disk, root: str, seal_id: str) -> None:
     """Give the space back. The description goes first, so that half of it is never taken for a seal."""
     disk.remove(f"{seal_path(root, seal_id)}/{_DESCRIPTION}")
     disk.remove_tree(seal_path(root, seal_id))
+
+
+def _load(disk: Disk, root: str, seal_id: str) -> Seal:
+    path = seal_path(root, seal_id)
+    return _decode(disk.read_at(f"{path}/{_DESCRIPTION}", 0, SEAL_BYTES_MAX), of=path, seal_id=seal_id)
 
 
 def _pin(disk: Disk, source: str, target: str, path: str, found: Look) -> SealedFile:
@@ -201,7 +251,7 @@ def _encode(seal: Seal) -> bytes:
             "name": seal.name,
             "fingerprint": seal.fingerprint,
             "layout": seal.layout,
-            "files": [[file.path, file.size, file.mtime_ns, file.inode] for file in seal.files],
+            "files": [_file_json(file) for file in seal.files],
             "markers": list(seal.markers),
             "commit": encode_marker(seal.commit).decode(),
             "sealed_ns": seal.sealed_ns,
@@ -229,15 +279,26 @@ def _decode(raw: bytes, *, of: str, seal_id: str) -> Seal:
     )
 
 
+def _file_json(file: SealedFile) -> list[object]:
+    listed: list[object] = [file.path, file.size, file.mtime_ns, file.inode]
+    if file.digest is not None:
+        listed += [file.digest.sha256, encode_crc64nvme(file.digest.crc64nvme)]
+    return listed
+
+
 def _decode_file(entry: object, *, at: str) -> SealedFile:
-    if not isinstance(entry, list) or len(entry) != 4:
+    if not isinstance(entry, list) or len(entry) not in (4, 6):
         raise FormatError(f"`{at}` has a file that is none", subject=at)
     numbers: Mapping[str, Any] = as_object(
-        dict(zip(("size", "mtime_ns", "inode"), entry[1:], strict=True)), at=at
+        dict(zip(("size", "mtime_ns", "inode"), entry[1:4], strict=True)), at=at
     )
+    digest = None
+    if len(entry) == 6:
+        digest = Digest(check_sha256(entry[4]), decode_crc64nvme(str(entry[5])))
     return SealedFile(
         check_relative_path(entry[0], of=f"{at}: path"),
         take_count(numbers, "size", at=at),
         take_count(numbers, "mtime_ns", at=at),
         take_count(numbers, "inode", at=at, most=1 << 64),
+        digest,
     )

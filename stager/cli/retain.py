@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,8 +13,9 @@ from stager.cli.output import command, console, print_json, talk
 from stager.errors import UsageError
 
 if TYPE_CHECKING:
-    from stager.checkpoint.retain import Retention
+    from stager.checkpoint.keep import Retention
     from stager.cli.session import Session
+    from stager.config import TierSection
 
 
 def register(app: typer.Typer) -> None:
@@ -32,25 +35,46 @@ def retain(
     ] = False,
     config: Annotated[
         str,
-        typer.Option("--config", "-c", metavar="FILE", help="How buckets are reached: its store section."),
+        typer.Option(
+            "--config",
+            "-c",
+            metavar="FILE",
+            help="The rules of its tiers; how buckets are reached: its store section.",
+        ),
     ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
 ) -> int:
-    """Keep what any of the rules keeps, and the newest in any case; delete the rest, manifests first."""
+    """Keep what any of the rules keeps, and the newest in any case; delete the rest, manifests first.
+
+    With a configuration that has a tier at RUN_URL and no rule given here, that tier's rule is taken, and nothing goes
+    before the tier behind it holds it.
+    """
     from stager.checkpoint.commit import Damaged, list_manifests
-    from stager.checkpoint.retain import KeepRule, carry_out, finish_retirements, plan_retention
+    from stager.checkpoint.keep import KeepRule, plan_retention
+    from stager.checkpoint.retain import carry_out, finish_retirements, read_pins
+    from stager.checkpoint.tiers import next_tier
     from stager.cli.session import run_in_session
     from stager.formats.commits import CheckpointManifest
     from stager.units import format_size
 
-    rule = KeepRule(last or None, every_steps or None, frozenset(pin or ()))
-    if rule.keeps_all and not dry_run:
+    rule = KeepRule(last or None, every_steps or None)
+    place, tiers = _configured(config, run_url)
+    if rule.keeps_all and not dry_run and place is None:
         raise UsageError("no rule is given", subject=run_url, hint="give --last K, --every-steps N, or both")
 
     async def work(session: Session) -> tuple[list[Retention], list[Damaged]]:
+        from stager.sidecar.runs import keep_rule, make_tier
+
         store = await session.open(run_url)
+        chosen, behind = rule, None
+        if place is not None:
+            chosen = keep_rule(tiers[place].keep) if rule.keeps_all else rule
+            if place + 1 < len(tiers):
+                behind = await next_tier(make_tier(tiers[place + 1], session.stores))
+        chosen = replace(chosen, pinned=frozenset(pin or ()) | await read_pins(store))
         found = await list_manifests(store)
-        plan = plan_retention([entry for entry in found if isinstance(entry, CheckpointManifest)], rule)
+        sound = [entry for entry in found if isinstance(entry, CheckpointManifest)]
+        plan = plan_retention(sound, chosen, behind)
         if not dry_run:
             await finish_retirements(store, session.tools)
             await carry_out(store, plan, session.tools)
@@ -80,3 +104,14 @@ def retain(
         table.add_row(entry.manifest.checkpoint, format_size(entry.manifest.size), what, entry.reason)
     console().print(table if plan else f"{run_url}: no committed checkpoint")
     return 13 if damaged else 0
+
+
+def _configured(config: str, run_url: str) -> tuple[int | None, Sequence[TierSection]]:
+    """Where ``run_url`` stands among the tiers of the configuration, if it does."""
+    from stager.config import load_checkpoint_section
+
+    section = load_checkpoint_section(config or None, run_url)
+    if section is None:
+        return None, ()
+    places = [tier.location.rstrip("/") for tier in section.all_tiers]
+    return places.index(run_url.rstrip("/")), section.all_tiers

@@ -6,16 +6,18 @@ import logging
 from functools import partial
 
 from stager.checkpoint.publish import PublishOptions
-from stager.checkpoint.retain import KeepRule
+from stager.checkpoint.keep import Best, KeepRule
 from stager.checkpoint.service import CheckpointService
+from stager.checkpoint.tiers import Tier
 from stager.checkpoint.watcher import WatchOptions
 from stager.clock import Clock
-from stager.config import CheckpointSection, Config, NodeSection
+from stager.config import Config, KeepSection, NodeSection, TierSection
 from stager.errors import StagerError
 from stager.journal import Journal
 from stager.logs import event
 from stager.sidecar.stores import Stores
 from stager.store.probe import probe
+from stager.store.registry import parse_url
 from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.sidecar")
@@ -27,50 +29,54 @@ async def make_checkpoint_services(
     """One service for each ``[[checkpoint]]``."""
     services = []
     for section in config.checkpoint:
-        commits = await _may_commit(config.node, section, stores, tools)
-        services.append(_make_service(config.node, section, stores, tools, journal, clock, commits=commits))
+        tiers = []
+        for tier in section.all_tiers:
+            commits = await _may_commit(config.node, tier, stores, tools)
+            options = PublishOptions(config.node.node_index, config.node.node_count, commits=commits)
+            tiers.append(make_tier(tier, stores, options))
+        watch = WatchOptions(section.watch, layout=section.layout, rescan_s=section.rescan_s)
+        services.append(
+            CheckpointService(
+                section.run, watch, tiers, tools, journal, clock, keep_local=section.keep_local
+            )
+        )
     return services
 
 
-def _make_service(
-    node: NodeSection,
-    section: CheckpointSection,
-    stores: Stores,
-    tools: Tools,
-    journal: Journal,
-    clock: Clock,
-    *,
-    commits: bool,
-) -> CheckpointService:
-    return CheckpointService(
-        section.run,
-        WatchOptions(section.watch, layout=section.layout, rescan_s=section.rescan_s),
-        partial(stores.open, section.run),
-        tools,
-        journal,
-        clock,
-        publish=PublishOptions(node.node_index, node.node_count, commits=commits),
-        keep=KeepRule(section.keep.last, section.keep.every_steps),
-        keep_local=section.keep_local,
+def make_tier(section: TierSection, stores: Stores, publish: PublishOptions = PublishOptions()) -> Tier:
+    """A tier of the configuration."""
+    url = parse_url(section.location)
+    return Tier(
+        section.location,
+        partial(stores.open, section.location, section.storage_class),
+        folder=url.bucket if url.scheme == "file" else "",
+        keep=keep_rule(section.keep),
+        publish=publish,
     )
 
 
-async def _may_commit(node: NodeSection, section: CheckpointSection, stores: Stores, tools: Tools) -> bool:
+def keep_rule(section: KeepSection) -> KeepRule:
+    """A rule of the configuration."""
+    best = None if section.best is None else Best(section.best.metric, section.best.count, section.best.mode)
+    return KeepRule(section.last, section.every_steps, section.every_hours, best, section.names)
+
+
+async def _may_commit(node: NodeSection, tier: TierSection, stores: Stores, tools: Tools) -> bool:
     """Whether this node may write manifests: node 0 always; the others where a race for a name has one winner."""
     if node.node_index == 0:
         return True
     try:
-        found = await probe(await stores.open(section.run), tools.random)
+        found = await probe(await stores.open(tier.location, tier.storage_class), tools.random)
     except (StagerError, TimeoutError) as error:
         event(
             log,
             logging.WARNING,
             "store.not_probed",
-            run=section.run,
+            tier=tier.location,
             reason=str(error),
             commits="node 0 alone",
         )
         return False
     if not found.create_only_atomic:
-        event(log, logging.WARNING, "store.no_atomic_create", run=section.run, commits="node 0 alone")
+        event(log, logging.WARNING, "store.no_atomic_create", tier=tier.location, commits="node 0 alone")
     return found.create_only_atomic

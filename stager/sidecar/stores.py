@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 
 from stager.budget import RateLimit
 from stager.config import StoreSection
@@ -29,6 +30,7 @@ def s3_settings(section: StoreSection) -> S3Settings:
         access_key=section.access_key.get_secret_value(),
         secret_key=section.secret_key.get_secret_value(),
         session_token=section.session_token.get_secret_value(),
+        kms_key=section.kms_key,
     )
 
 
@@ -58,15 +60,16 @@ class Stores:
             download=download or RateLimit(),
             retries=RETRIES,
         )
-        self._open: dict[str, ObjectStore] = {}
+        self._open: dict[tuple[str, str], ObjectStore] = {}
         self._opening = asyncio.Lock()
 
-    async def open(self, url: str) -> ObjectStore:
+    async def open(self, url: str, storage_class: str = "") -> ObjectStore:
         """The store below ``url``; relative paths start from ``base`` where the caller gave one."""
-        key = url.rstrip("/") or url
+        key = (url.rstrip("/") or url, storage_class)
         async with self._opening:
             if key not in self._open:
-                self._open[key] = await open_store(key, self._settings, self._tools, base=self._base)
+                settings = replace(self._settings, storage_class=storage_class)
+                self._open[key] = await open_store(key[0], settings, self._tools, base=self._base)
             return self._open[key]
 
     async def aclose(self) -> None:

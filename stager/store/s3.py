@@ -84,6 +84,7 @@ class S3Store:
         parameters = {
             "Key": self._checked(key),
             "Metadata": check_metadata(key, metadata),
+            **self._settings.placing(key),
             **self._body(body, crc64nvme),
             **_condition(mode),
         }
@@ -157,12 +158,17 @@ class S3Store:
             self._bucket,
             info,
             self._checked(target),
+            placing=self._settings.placing(target),
             bytes_max=self._profile.copy_bytes_max,
             timeout_s=self._settings.complete_timeout_s,
         )
 
     async def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        parameters: dict[str, Any] = {"Key": self._checked(key), "Metadata": check_metadata(key, metadata)}
+        parameters: dict[str, Any] = {
+            "Key": self._checked(key),
+            "Metadata": check_metadata(key, metadata),
+            **self._settings.placing(key),
+        }
         if self._profile.checksum_header:
             parameters |= {"ChecksumAlgorithm": "CRC64NVME", "ChecksumType": "FULL_OBJECT"}
         response = await self.call("create_multipart_upload", key, **parameters)

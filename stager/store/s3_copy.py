@@ -29,11 +29,19 @@ class Copier(Caller, Protocol):
 
 
 async def copy_object(
-    store: Copier, bucket: str, source: ObjectInfo, target: str, *, bytes_max: int, timeout_s: float
+    store: Copier,
+    bucket: str,
+    source: ObjectInfo,
+    target: str,
+    *,
+    placing: Mapping[str, Any],
+    bytes_max: int,
+    timeout_s: float,
 ) -> ObjectVersion:
     """Copy ``source``, as it was described, to ``target``.
 
     Args:
+        placing: Encryption and class of the target; a copy takes neither from its source.
         bytes_max: What one request may copy; larger objects go in parts of at most this size.
         timeout_s: For each request; the server moves the bytes before it answers.
     """
@@ -44,7 +52,9 @@ async def copy_object(
     try:
         if source.size > bytes_max:
             return await _copy_in_parts(store, source, target, pinned, bytes_max, timeout_s)
-        response = await store.call("copy_object", target, timeout_s=timeout_s, Key=target, **pinned)
+        response = await store.call(
+            "copy_object", target, timeout_s=timeout_s, Key=target, **placing, **pinned
+        )
     except PreconditionFailed as error:
         raise other_version(source.key) from error
     etag = str(response.get("CopyObjectResult", {}).get("ETag") or "").strip('"')

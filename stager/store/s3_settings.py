@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from stager.formats.names import STAGER_FOLDER
 from stager.store.providers import Profile, find_profile
 
 
@@ -17,6 +18,8 @@ class S3Settings:
         region: What to sign with.
         aws_profile: A section of ``~/.aws/config``.
         access_key: With ``secret_key`` and perhaps ``session_token``, instead of the SDK's chain.
+        kms_key: What objects are encrypted with by the server; empty leaves it to the bucket.
+        storage_class: Of data objects. What stager itself reads, below ``.stager/``, stays in the usual class.
         requests_max: Requests in flight at once; the pool of connections holds a quarter more.
         connect_timeout_s: For a connection to stand.
         read_timeout_s: For the next bytes of an answer.
@@ -33,6 +36,8 @@ class S3Settings:
     secret_key: str = field(default="", repr=False)
     session_token: str = field(default="", repr=False)
     addressing: str = ""
+    kms_key: str = ""
+    storage_class: str = ""
     requests_max: int = 64
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 60.0
@@ -43,3 +48,12 @@ class S3Settings:
     @property
     def profile(self) -> Profile:
         return find_profile(self.provider, endpoint=self.endpoint)
+
+    def placing(self, key: str) -> dict[str, str]:
+        """Parameters of a request that makes the object ``key``: how it is encrypted, and its class."""
+        placing: dict[str, str] = {}
+        if self.kms_key:
+            placing |= {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": self.kms_key}
+        if self.storage_class and STAGER_FOLDER not in key.split("/"):
+            placing["StorageClass"] = self.storage_class
+        return placing

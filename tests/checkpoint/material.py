@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from stager.budget import ByteBudget
+from stager.checkpoint.copies import CopyOptions
 from stager.checkpoint.hints import Hints, watching
+from stager.checkpoint.keep import KeepRule
 from stager.checkpoint.ledger import CheckpointJournal
 from stager.checkpoint.publish import PublishOptions
-from stager.checkpoint.retain import KeepRule
 from stager.checkpoint.service import CheckpointService
+from stager.checkpoint.tiers import Tier
 from stager.checkpoint.watcher import WatchOptions
 from stager.clock import Clock
 from stager.disk import Disk
@@ -50,6 +52,8 @@ def make_service(
     part_bytes: int = PART_BYTES,
     hints: bool = False,
     commits: bool = True,
+    before: Sequence[Tier] = (),
+    copies: CopyOptions = CopyOptions(),
     **watch_options: Any,
 ) -> CheckpointService:
     async def open_store() -> ObjectStore:
@@ -57,15 +61,14 @@ def make_service(
 
     tools = Tools(disk, offload or InlineOffload(), memory=ByteBudget(64 << 20), random=random.Random(seed))
     upload = UploadOptions(part_bytes=part_bytes, concurrency=2, attempts=3)
+    options = PublishOptions(node, nodes, commits, files_at_once=2, upload=upload, copies=copies)
     return CheckpointService(
         "memory://run",
         WatchOptions(watch, rescan_s=rescan_s, **watch_options),
-        open_store,
+        [*before, Tier("memory://run", open_store, keep=keep, publish=options)],
         tools,
         journal,
         clock,
-        publish=PublishOptions(node, nodes, commits, files_at_once=2, upload=upload),
-        keep=keep,
         keep_local=keep_local,
         hinting=watching if hints else no_hints,
     )

@@ -18,8 +18,9 @@ from stager.checkpoint.commit import (
     read_manifest,
     try_commit,
 )
+from stager.checkpoint.keep import KeepRule, Retention, plan_retention
 from stager.checkpoint.restore import RestoreOptions, choose, restore
-from stager.checkpoint.retain import KeepRule, Retention, carry_out, finish_retirements, plan_retention
+from stager.checkpoint.retain import carry_out, finish_retirements
 from stager.checksum import digest_of
 from stager.errors import AlreadyExists, IntegrityError, NotFound, OutOfSpace, StoreError
 from stager.formats.commits import CheckpointManifest, CheckpointPart, CommitMarker, FileEntry

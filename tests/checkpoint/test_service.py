@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from stager.checkpoint.commit import list_manifests, read_manifest
+from stager.checkpoint.keep import KeepRule
 from stager.checkpoint.restore import restore
-from stager.checkpoint.retain import KeepRule
 from stager.checkpoint.service import CheckpointService
 from stager.clock import SystemClock
 from stager.disk import LocalDisk

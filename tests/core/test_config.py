@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stager.config import (
+    BestSection,
     CheckpointSection,
     DatasetSection,
     KeepSection,
@@ -55,7 +56,8 @@ def test_a_good_file(tmp_path: Path) -> None:
     config = loaded.config
     assert config.node.cache_bytes == 2 * 10**12 and config.limits.upload == 500_000_000
     assert config.limits.download is None and config.node.node_count == 1
-    assert config.checkpoint[0].keep.last == 3 and config.checkpoint[0].keep.every_steps == 1000
+    keep = config.checkpoint[0].all_tiers[0].keep
+    assert keep.last == 3 and keep.every_steps == 1000
     assert loaded.origins["node.cache"].endswith("stager.toml") and "node.node_index" not in loaded.origins
 
 
@@ -182,10 +184,44 @@ def test_the_environment_overrides(tmp_path: Path) -> None:
             load_config(write(tmp_path, GOOD), {name: "x"})
 
 
-def test_a_tier_that_is_not_there_yet(tmp_path: Path) -> None:
-    """A tier on a path is refused with what this version can do."""
-    text = GOOD.replace("tiers = [{url", 'tiers = [{path = "/lustre/ckpt"}, {url')
-    with pytest.raises(ConfigError, match=r"checkpoint\[0\]\.tiers\[0\]: a tier between"):
+def test_several_tiers(tmp_path: Path) -> None:
+    """Tiers stand in order, each with its rule and its class; without any the run is the only one."""
+    text = GOOD.replace(
+        "tiers = [{url",
+        'tiers = [{path = "/lustre/ckpt/", keep = {every_hours = 2, best = {metric = "loss"}, names = ["a*"]}},'
+        ' {url = "s3://cold/runs", storage_class = "GLACIER_IR"}, {url',
+    )
+    section = load_config(write(tmp_path, text), {}).config.checkpoint[0]
+    assert [tier.location for tier in section.all_tiers] == [
+        "/lustre/ckpt",
+        "s3://cold/runs",
+        "s3://bucket/runs/llama-7b",
+    ]
+    keep = section.all_tiers[0].keep
+    assert keep.best is not None and (keep.every_hours, keep.best.mode, keep.names) == (2, "min", ("a*",))
+    alone = GOOD.replace("tiers = ", "# tiers = ")
+    assert load_config(write(tmp_path, alone), {}).config.checkpoint[0].all_tiers[0].location == section.run
+
+
+@pytest.mark.parametrize(
+    ("tiers", "said"),
+    [
+        ('{path = "/lustre"}', "one of them has to be the run"),
+        ('{path = "/l", url = "s3://b/r"}', "either a `path`"),
+        ("{}", "either a `path`"),
+        ('{path = "l"}', "not an absolute path"),
+        ('{path = "/l", storage_class = "GLACIER"}', "storage_class is for buckets"),
+        ('{url = "s3://b/r"}, {url = "s3://b/r/"}', "two of them are one place"),
+        ('{path = "/c/sub"}, {url = "s3://b/r"}', "one lies in the other"),
+        ('{url = "s3://b/r", keep = {best = {}}}', "metric: is missing"),
+        ('{url = "s3://b/r", keep = {best = {metric = "x", mode = "most"}}}', "'min' or 'max'"),
+    ],
+)
+def test_tiers_that_make_no_sense(tmp_path: Path, tiers: str, said: str) -> None:
+    """Each is refused with its place and the reason."""
+    cut = GOOD[: GOOD.index("[[checkpoint]]")]
+    text = f"{cut}[[checkpoint]]\nwatch = '/c'\nrun = 's3://b/r'\ntiers = [{tiers}]\n"
+    with pytest.raises(ConfigError, match=r"checkpoint\[0\]\.?.*" + said):
         load_config(write(tmp_path, text), {})
 
 
@@ -251,10 +287,11 @@ def test_every_key_does_something() -> None:
         CheckpointSection,
         TierSection,
         KeepSection,
+        BestSection,
         LimitsSection,
         LogSection,
     ]
-    # `keep` folds a tier's rule into the section, in config.py.
+    # `all_tiers` stands for it, in config.py.
     unread = {name for section in sections for name in section.model_fields if f".{name}" not in sources} - {
         "tiers"
     }
