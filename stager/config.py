@@ -119,7 +119,7 @@ class DatasetSection(_Section):
 
 
 class BestSection(_Section):
-    """The best by a metric that the trainer gave, or that `trainer_state.json` holds."""
+    """The best by a metric that the trainer gave to `stager.commit` or a callback."""
 
     metric: str = Field(min_length=1)
     count: int = Field(default=1, ge=1)
