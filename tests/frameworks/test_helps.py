@@ -27,7 +27,7 @@ async def test_hugging_face(tmp_path: Path) -> None:
 
 async def test_lightning_directories(tmp_path: Path) -> None:
     """Step and metrics of a sharded checkpoint."""
-    found = await watched(tmp_path, "lightning_commit", world=2)
+    found = await watched(tmp_path, "lightning_commit", world=2, saved_over=1)
     committed = found.manifests["epoch=0-step=4.ckpt"]
     assert committed.layout == "lightning" and committed.step == 4 and "loss" in committed.metrics
     await run_ranks("lightning_sharded_resume", await found.restored(committed.checkpoint), world=2)

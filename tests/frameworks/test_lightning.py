@@ -23,7 +23,7 @@ async def test_files(tmp_path: Path) -> None:
 
 async def test_sharded_directory(tmp_path: Path) -> None:
     """FSDP2 by two processes: DCP's files and `meta.pt`."""
-    found = await watched(tmp_path, "lightning_sharded_save", world=2)
+    found = await watched(tmp_path, "lightning_sharded_save", world=2, saved_over=1)
     name = "epoch=0-step=4.ckpt"
     assert (found.manifests[name].layout, found.manifests[name].step) == ("lightning", 4)
     await run_ranks("lightning_sharded_resume", await found.restored(name), world=2)

@@ -124,8 +124,11 @@ async def watched(
     arguments: tuple[str, ...] = (),
     ranks: int | None = None,
     below: str = "",
+    saved_over: int = 0,
 ) -> Watched:
     """Train by a command of `trainers.py` into ``root/watch`` (or ``below`` it) while a service watches.
+
+    ``saved_over`` names are complete, and then saved into again in place, which may break the seal of what stood there.
 
     Nothing was accepted half-written: every checkpoint was committed once, no seal was found changed, and what is in the
     bucket is, byte for byte, what stands in the trainer's directory after its end, as far as that was not rotated away.
@@ -145,7 +148,9 @@ async def watched(
             await run_ranks(command, top, world=world, arguments=arguments)
             async with asyncio.timeout(DRAIN_S):
                 await service.drain()
-        assert service.status()["discarded"] == 0, "a seal was taken while the trainer was still writing"
+        assert service.status()["discarded"] <= saved_over, (
+            "a seal was taken while the trainer was still writing"
+        )
         found = await list_manifests(store)
         manifests = {one.checkpoint: one for one in found if isinstance(one, CheckpointManifest)}
         assert len(found) == len(manifests)
