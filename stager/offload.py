@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, ParamSpec, Protocol, TypeVar
 
-Lane = Literal["disk", "hash", "database"]
+Lane = Literal["disk", "hash", "database", "wire"]
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -26,13 +26,18 @@ class Offload(Protocol):
 
 
 class ThreadOffload:
-    """Thread pools: ``disk`` for file work, ``hash`` for checksums (they free the GIL), ``database`` with one thread."""
+    """Thread pools: ``disk`` for file work, ``hash`` for checksums (they free the GIL), ``database`` with one thread,
+    ``wire`` for sockets: as many as there may be connections, since each waits in one. Threads are made when they are used.
+    """
 
-    def __init__(self, *, disk_threads: int = 8, hash_threads: int | None = None) -> None:
+    def __init__(
+        self, *, disk_threads: int = 8, hash_threads: int | None = None, wire_threads: int = 96
+    ) -> None:
         widths: dict[Lane, int] = {
             "disk": disk_threads,
             "hash": hash_threads or max(1, (os.cpu_count() or 2) - 1),
             "database": 1,
+            "wire": wire_threads,
         }
         self._pools = {
             lane: ThreadPoolExecutor(width, thread_name_prefix=f"stager-{lane}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 import stager
-from stager.errors import FormatError, StagerError, UsageError
+from stager.errors import FormatError, UsageError
 from stager.formats.manifest import (
     MANIFEST_NAME,
     DatasetManifest,
@@ -19,8 +19,7 @@ from stager.formats.manifest import (
 from stager.logs import event
 from stager.offload import Offload
 from stager.pack.destination import PLAN_KEY, Destination, record_key
-from stager.pack.findings import Findings
-from stager.pack.plan import PlanHasher, ShardPlan
+from stager.pack.plan import ShardPlan
 from stager.pack.records import (
     PlanRecord,
     ShardRecord,
@@ -29,7 +28,7 @@ from stager.pack.records import (
     encode_plan,
     encode_record,
 )
-from stager.pack.survey import PackInput, Survey, survey, walk_shards
+from stager.pack.survey import PackInput, Survey, survey
 from stager.pack.workers import ShardWriter
 
 PROGRESS_INTERVAL_S = 0.2
@@ -127,6 +126,34 @@ async def pack(
         StagerError: The destination failed, likewise.
     """
     surveyed = await _survey(given, offload, progress)
+    try:
+        return await _pack(
+            given,
+            surveyed,
+            destination,
+            make_writer,
+            offload=offload,
+            holder=holder,
+            resume=resume,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    finally:
+        surveyed.listing.close()
+
+
+async def _pack(
+    given: PackInput,
+    surveyed: Survey,
+    destination: Destination,
+    make_writer: Callable[[Survey], ShardWriter],
+    *,
+    offload: Offload,
+    holder: str,
+    resume: bool,
+    overwrite: bool,
+    progress: Callable[[PackProgress], None],
+) -> PackSummary:
     # Looked at before the lock too, so that a refused destination is left without a trace.
     await _look(destination, surveyed, resume=resume, overwrite=overwrite)
     async with destination.held(holder):
@@ -242,26 +269,17 @@ async def _begin(
 async def _write_shards(
     given: PackInput, state: _State, destination: Destination, writer: ShardWriter, offload: Offload
 ) -> None:
-    findings, whole = Findings(given.policies), PlanHasher()
-    shards = walk_shards(given, findings)
+    shards = state.surveyed.plans(given.name)
     slots = asyncio.Semaphore(writer.width)
     try:
         async with asyncio.TaskGroup() as group:
             while (plan := await _next_shard(shards, state, slots, offload)) is not None:
-                whole.add(plan)
                 group.create_task(_one_shard(plan, state, destination, writer, slots))
     except BaseException:
         writer.stop()
         raise
     if state.failure is not None:
         raise state.failure
-    findings.raise_refused()
-    if whole.fingerprint() != state.surveyed.fingerprint:
-        raise StagerError(
-            "the input changed while it was packed",
-            subject=given.sources[0],
-            hint="run the same command again: shards whose input did not change are kept",
-        )
 
 
 async def _next_shard(

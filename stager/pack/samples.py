@@ -13,22 +13,25 @@ from stager.pack.findings import Findings, Kind
 # A field that starts otherwise is rather the rest of a stem with a dot: `photo 1.5 v2.png`.
 _USUAL_FIELD = re.compile(r"[a-z_][a-z0-9_+-]*(\.[a-z0-9_+-]+)*")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_FIELDS_KNOWN_MAX = 10_000
 
 
 class SourceFile(NamedTuple):
-    """One file to be packed.
+    """One file to be packed, or what stands for one: a member of an archive, a line, a cell of a table.
 
     Attributes:
         name: Its member's name, with ``/`` between parts.
         path: Where it lies.
         size: Bytes.
-        mtime_ns: When it was last changed.
+        mtime_ns: When ``path`` was last changed.
+        place: Where in ``path``, in the words of `stager.pack.pieces`; empty for a whole file.
     """
 
     name: str
     path: str
     size: int
     mtime_ns: int
+    place: str = ""
 
 
 class PackSample(NamedTuple):
@@ -49,24 +52,33 @@ def group_files(files: Iterable[SourceFile], findings: Findings) -> Iterator[Pac
     """Samples of files that come with those of one sample next to each other."""
     key: str | None = None
     fields: dict[str, SourceFile] = {}
+    # Of a few fields there are millions of names: what was found of a field once need not be looked at again.
+    known: dict[str, str] = {}
     for file in files:
-        split = split_name(file.name)
-        reason = unkeyable(file.name, split)
-        if reason or split is None:
-            findings.add(Kind.UNKEYABLE, file.path, reason)
-            continue
-        if split[0] != key:
+        name = file[0]
+        # `split_name`, written out: this loop runs once for every file there is.
+        start = name.rfind("/") + 1
+        dot = name.find(".", start)
+        field = known.get(name[dot + 1 :]) if dot > start else None
+        if field is None or name[0] == "_" or not name.isprintable() or len(name) * 4 > KEY_BYTES_MAX:
+            split = split_name(name)
+            reason = unkeyable(name, split)
+            if reason or split is None:
+                findings.add(Kind.UNKEYABLE, file.path, reason)
+                continue
+            field = split[1]
+            if not _USUAL_FIELD.fullmatch(field):
+                findings.add(Kind.DOTTED, file.path, f"key `{split[0]}`, field `{field}`")
+            elif len(known) < _FIELDS_KNOWN_MAX:
+                known[name[dot + 1 :]] = field
+        if name[:dot] != key:
             if key is not None:
                 yield _sample(key, fields)
-            key, fields = split[0], {}
-        if split[1] in fields:
-            findings.add(
-                Kind.DOUBLE, file.path, f"`{fields[split[1]].path}` is `{split[1]}` of `{key}` as well"
-            )
+            key, fields = name[:dot], {}
+        if field in fields:
+            findings.add(Kind.DOUBLE, file.path, f"`{fields[field].path}` is `{field}` of `{key}` as well")
             continue
-        if not _USUAL_FIELD.fullmatch(split[1]):
-            findings.add(Kind.DOTTED, file.path, f"key `{key}`, field `{split[1]}`")
-        fields[split[1]] = file
+        fields[field] = file
     if key is not None:
         yield _sample(key, fields)
 
@@ -93,5 +105,5 @@ def unkeyable(name: str, split: tuple[str, str] | None) -> str:
 
 
 def _sample(key: str, fields: dict[str, SourceFile]) -> PackSample:
-    names = tuple(sorted(fields))
-    return PackSample(key, names, tuple(fields[name] for name in names))
+    names = sorted(fields)
+    return PackSample(key, tuple(names), tuple([fields[name] for name in names]))

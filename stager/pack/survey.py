@@ -1,21 +1,36 @@
 """The first pass over the input: everything is looked at and nothing is written.
 
-It finds all problems at once, counts what there is, and fixes the fingerprint of the plan. The second pass walks again, so
-that no listing of millions of files lies in memory, and must arrive at the same fingerprint.
+It finds all problems at once, counts what there is, cuts it into shards, and fixes the fingerprint of the plan. The
+listing it leaves is what gets packed; a long one lies in a temporary file.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from stager.errors import NotFound, UsageError
 from stager.formats.names import check_relative_path
+from stager.formats.tar import END_OF_ARCHIVE
 from stager.pack.findings import Findings, Policies
-from stager.pack.plan import Limits, PlanHasher, ShardPlan, plan_shards, shuffle_samples
+from stager.pack.plan import (
+    Limits,
+    PlanHasher,
+    SeededPlace,
+    ShardPlan,
+    cut_shards,
+    fill_shards,
+    sample_bytes,
+)
 from stager.pack.samples import PackSample, SourceFile, group_files
-from stager.pack.sources.directory import walk_directory
+from stager.pack.sources.api import Source
+from stager.pack.sources.directory import DirectorySource
+from stager.pack.spill import Spill
+
+SEEN_SAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,18 +38,23 @@ class PackInput:
     """What is packed, and by which rules.
 
     Attributes:
-        sources: Absolute paths of directories. With more than one, each one's last part goes before its names.
+        sources: Where files come from, one after another.
         name: What shards are called: ``<name>-000000.tar``.
         limits: When a shard is full.
         policies: What is done with files that cannot be packed.
         seed: Fixes a shuffle of all samples; None keeps the order of the source.
     """
 
-    sources: tuple[str, ...]
+    sources: tuple[Source, ...]
     name: str = "shard"
     limits: Limits = Limits()
     policies: Policies = Policies()
     seed: int | None = None
+
+    @property
+    def options(self) -> str:
+        """What decides the bytes besides the samples and their order."""
+        return f"{self.name} {self.limits.shard_bytes_max} {self.limits.shard_samples_max}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +71,8 @@ class Survey:
         fields: How many samples have each field.
         fingerprint: Of the whole plan.
         findings: What was left out, and why.
+        listing: The samples, in the order they are packed in.
+        counts: How many of them go into each shard.
     """
 
     samples: int
@@ -62,6 +84,12 @@ class Survey:
     fields: dict[str, int]
     fingerprint: str
     findings: Findings
+    listing: Spill[PackSample]
+    counts: array[int]
+
+    def plans(self, name: str) -> Iterator[ShardPlan]:
+        """The shards to be written, in order."""
+        return fill_shards(self.listing, self.counts, prefix=name)
 
 
 def take_input(
@@ -122,19 +150,13 @@ def take_input(
         raise UsageError(
             "a shard takes at least one sample and 1024 bytes", hint="raise --max-bytes or --max-samples"
         )
-    return PackInput(roots, name, limits, policies, seed)
-
-
-def walk_shards(given: PackInput, findings: Findings) -> Iterator[ShardPlan]:
-    """The shards to be written, in order; what is left out is added to ``findings``."""
-    samples: Iterator[PackSample] = group_files(_walk(given, findings), findings)
-    if given.seed is not None:
-        samples = iter(shuffle_samples(samples, given.seed))
-    return plan_shards(samples, given.limits, prefix=given.name)
+    prefixes = [f"{each}/" if len(roots) > 1 else "" for each in names]
+    found = tuple(DirectorySource(root, prefix) for root, prefix in zip(roots, prefixes, strict=True))
+    return PackInput(found, name, limits, policies, seed)
 
 
 def survey(given: PackInput, *, seen: Callable[[int, int], None] = lambda samples, size: None) -> Survey:
-    """Walk the whole input once.
+    """Go through the whole input once.
 
     Args:
         given: What is packed.
@@ -144,37 +166,76 @@ def survey(given: PackInput, *, seen: Callable[[int, int], None] = lambda sample
         UsageError: Something may not be left out by the policies, or there is no sample at all; names files.
     """
     findings = Findings(given.policies)
-    whole = PlanHasher()
-    samples = files = shards = size = content = 0
-    largest, largest_key = 0, ""
-    fields: dict[str, int] = {}
-    for shard in walk_shards(given, findings):
-        whole.add(shard)
-        shards, size, samples = shards + 1, size + shard.size, samples + len(shard.samples)
-        for sample in shard.samples:
-            own = sum(file.size for file in sample.files)
-            files, content = files + len(sample.files), content + own
-            if own > largest or not largest_key:
-                largest, largest_key = own, sample.key
-            for field in sample.fields:
-                fields[field] = fields.get(field, 0) + 1
-        seen(samples, size)
+    listing: Spill[PackSample] = Spill(None if given.seed is None else SeededPlace(given.seed))
+    tally = _Tally()
+    for sample in group_files(_files(given, findings), findings):
+        listing.append(sample)
+        tally.add(sample)
+        if not tally.samples % SEEN_SAMPLES:
+            seen(tally.samples, tally.size)
     findings.raise_refused()
-    if not samples:
+    if not tally.samples:
         left_out = ", ".join(f"{count} {reason}" for reason, count in findings.left_out.items())
         raise UsageError(
-            f"there is no sample in {', '.join(f'`{root}`' for root in given.sources)}"
+            f"there is no sample in {', '.join(f'`{source.name}`' for source in given.sources)}"
             + (f" (left out: {left_out})" if left_out else ""),
-            subject=given.sources[0],
+            subject=given.sources[0].name,
             hint="a sample is made of files called `key.field`, e.g. `001.jpg` and `001.json`",
         )
+    whole = PlanHasher(given.options)
+    sizes = _sizes(listing, whole)
+    counts = array("q", cut_shards(sizes, given.limits))
     return Survey(
-        samples, files, shards, size, content, (largest_key, largest), dict(sorted(fields.items())),
-        whole.fingerprint(), findings,
-    )  # fmt: skip
+        samples=tally.samples,
+        files=tally.files,
+        shards=len(counts),
+        size=tally.size + len(counts) * len(END_OF_ARCHIVE),
+        content_bytes=tally.content_bytes,
+        largest=(tally.largest_key, tally.largest),
+        fields=tally.fields(),
+        fingerprint=whole.fingerprint(),
+        findings=findings,
+        listing=listing,
+        counts=counts,
+    )
 
 
-def _walk(given: PackInput, findings: Findings) -> Iterator[SourceFile]:
-    for root in given.sources:
-        prefix = f"{os.path.basename(root)}/" if len(given.sources) > 1 else ""
-        yield from walk_directory(root, findings, prefix=prefix)
+class _Tally:
+    """Sums over samples."""
+
+    def __init__(self) -> None:
+        self.samples = self.files = self.size = self.content_bytes = self.largest = 0
+        self.largest_key = ""
+        self._field_sets: Counter[tuple[str, ...]] = Counter()
+
+    def add(self, sample: PackSample) -> None:
+        files = sample[2]
+        content = 0
+        for file in files:
+            content += file[2]
+        self.samples += 1
+        self.files += len(files)
+        self.content_bytes += content
+        self.size += sample_bytes(sample)
+        self._field_sets[sample[1]] += 1
+        if content > self.largest or not self.largest_key:
+            self.largest, self.largest_key = content, sample[0]
+
+    def fields(self) -> dict[str, int]:
+        """How many samples have each field."""
+        found: Counter[str] = Counter()
+        for names, count in self._field_sets.items():
+            for name in names:
+                found[name] += count
+        return dict(sorted(found.items()))
+
+
+def _sizes(samples: Iterable[PackSample], whole: PlanHasher) -> Iterator[int]:
+    for sample in samples:
+        whole.add(sample)
+        yield sample_bytes(sample)
+
+
+def _files(given: PackInput, findings: Findings) -> Iterator[SourceFile]:
+    for source in given.sources:
+        yield from source.files(findings)

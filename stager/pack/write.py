@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from stager.checksum import Hasher
 from stager.errors import StagerError
 from stager.formats.manifest import ShardEntry
 from stager.offload import Offload
@@ -55,6 +56,7 @@ class Tools:
     policies: Policies
     add: Callable[[int, int], None]
     stopped: Callable[[], bool]
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 async def write_shard(plan: ShardPlan, tools: Tools) -> ShardRecord:
@@ -83,13 +85,16 @@ async def write_shard(plan: ShardPlan, tools: Tools) -> ShardRecord:
 async def _attempt(plan: ShardPlan, tools: Tools) -> ShardEntry:
     sink = tools.destination.sink(plan)
     stream = ShardStream(plan)
+    hasher = Hasher()
     progress = _Progress(tools.add)
     try:
         await sink.begin(plan.size)
-        await _pour(stream, sink, plan.size, progress, tools)
-        if stream.hasher.size != plan.size:
-            raise StagerError(f"`{plan.name}` has {stream.hasher.size} bytes where {plan.size} were planned")
-        digest = stream.hasher.digest()
+        # One shard is read at a time, and another is synced meanwhile: two readers would only wait for each other.
+        async with tools.reading:
+            await _pour(stream, sink, hasher, plan.size, progress, tools)
+        if hasher.size != plan.size:
+            raise StagerError(f"`{plan.name}` has {hasher.size} bytes where {plan.size} were planned")
+        digest = hasher.digest()
         await sink.commit(plan.size, digest)
     except BaseException:
         progress.take_back()
@@ -115,36 +120,44 @@ class _Progress:
         self.reached(0, 0)
 
 
-async def _pour(stream: ShardStream, sink: Sink, size: int, progress: _Progress, tools: Tools) -> None:
-    """Move the stream into the sink, with one buffer being filled while others are being written."""
+async def _pour(
+    stream: ShardStream, sink: Sink, hasher: Hasher, size: int, progress: _Progress, tools: Tools
+) -> None:
+    """Move the stream into the sink: one buffer is filled, another hashed, and others are written at the same time."""
     chunk_bytes = min(sink.chunk_bytes, size)
     free: asyncio.Queue[bytearray] = asyncio.Queue()
-    for _ in range(min(sink.chunks_in_flight + 1, -(-size // chunk_bytes))):
+    for _ in range(min(sink.chunks_in_flight + 2, -(-size // chunk_bytes))):
         free.put_nowait(bytearray(chunk_bytes))
     failures: list[Exception] = []
 
-    async def put(number: int, buffer: bytearray, count: int) -> None:
+    async def put(number: int, buffer: bytearray, count: int, hashing: asyncio.Task[None]) -> None:
         try:
             await sink.put(number, memoryview(buffer)[:count])
         except Exception as error:  # handed to the loop below, which raises it
             failures.append(error)
+        await hashing
         free.put_nowait(buffer)
 
     async with asyncio.TaskGroup() as group:
         number, count = 0, chunk_bytes
+        hashing: asyncio.Task[None] | None = None
         while count == chunk_bytes and not failures:
             buffer = await free.get()
             if tools.stopped():
                 failures.append(Stopped("the pack was stopped", hint="run the same command again to go on"))
                 break
             try:
-                count = await tools.offload.run("hash", stream.fill, memoryview(buffer))
+                count = await tools.offload.run("disk", stream.fill, memoryview(buffer))
             except SampleFailed as error:
                 failures.append(error)
                 break
+            if hashing is not None:
+                await hashing
             if count and not failures:
-                group.create_task(put(number, buffer, count))
-            progress.reached(stream.samples_done, stream.hasher.size)
+                filled = memoryview(buffer)[:count]
+                hashing = group.create_task(tools.offload.run("hash", hasher.update, filled))
+                group.create_task(put(number, buffer, count, hashing))
+            progress.reached(stream.samples_done, number * chunk_bytes + count)
             number += 1
     if failures:
         raise failures[0]

@@ -96,7 +96,8 @@ def plan(snapshot: Snapshot[Key]) -> Plan[Key]:
     for distance, key, size, is_wanted in _targets(snapshot):
         if key in snapshot.here or key in snapshot.coming or slots[is_wanted] <= 0:
             continue
-        if not room.make(key, size, distance):
+        # What was given up for something nearer is not fetched by the same plan: it waits for the next one.
+        if room.gave_up(key) or not room.make(key, size, distance):
             return Plan(tuple(room.evict), tuple(fetch), key)
         slots[is_wanted] -= 1
         fetch.append(Fetch(key, size, is_wanted, _reason(distance)))
@@ -153,6 +154,9 @@ class _Room(Generic[Key]):
                 return
             self._give_up(victims.pop()[2], "the cache is over its bound")
 
+    def gave_up(self, key: Key) -> bool:
+        return any(eviction.key == key for eviction in self.evict)
+
     def make(self, key: Key, size: int, distance: float) -> bool:
         """Room for a shard needed in ``distance``, by giving up what is needed later; nothing is given up in vain."""
         own = self._held.pop(key, 0)
@@ -172,6 +176,11 @@ class _Room(Generic[Key]):
             if own:
                 self._held[key] = own
             return False
+        # A large one may have made up for small ones that were chosen before it: spare those, the nearest first.
+        for victim in chosen[::-1]:
+            if self._held[victim] <= -lacking:
+                lacking += self._held[victim]
+                chosen.remove(victim)
         for victim in chosen:
             self._give_up(victim, f"its next use is farther than that of {key}")
         self.free -= size - own

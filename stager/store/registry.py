@@ -144,7 +144,7 @@ async def _open(url: StoreUrl, settings: S3Settings, tools: StoreTools) -> Objec
         # Imported here: a directory needs no aiobotocore, which takes most of a second to import.
         from stager.store.s3 import open_s3
 
-        return await open_s3(url.bucket, settings)
+        return await open_s3(url.bucket, settings, tools.offload)
     if url.scheme == "memory":
         return MemoryStore(_MEMORY.setdefault(url.bucket, MemoryBucket()))
     await tools.offload.run("disk", _check_directory, tools.disk, url.bucket)

@@ -28,6 +28,7 @@ from stager.errors import (
 )
 from stager.formats.digests import encode_crc64nvme
 from stager.formats.names import check_key
+from stager.offload import Offload
 from stager.store.api import (
     OVERWRITE,
     Buffer,
@@ -100,7 +101,8 @@ class S3Store:
         if span is not None:
             parameters["Range"] = f"bytes={span.start}-{span.stop - 1}"
         if if_match is not None:
-            parameters["IfMatch"] = if_match.etag
+            # In quotes, as HTTP has it: nginx compares nothing else. Reads take both forms everywhere that was tried.
+            parameters["IfMatch"] = f'"{if_match.etag}"'
         try:
             response = await self.call("get_object", key, **parameters)
         except PreconditionFailed as error:
@@ -291,17 +293,20 @@ class S3Store:
         return ObjectInfo(key, size, self._version(response, key), metadata, checksum_of(response))
 
 
-async def open_s3(bucket: str, settings: S3Settings) -> S3Store:
-    """A store over ``bucket``, which must exist when it is used; `S3Store.aclose` ends its connections."""
+async def open_s3(bucket: str, settings: S3Settings, offload: Offload | None = None) -> S3Store:
+    """A store over ``bucket``, which must exist when it is used; `S3Store.aclose` ends its connections.
+
+    With ``offload`` bodies travel by its threads, else by the event loop.
+    """
     stack = AsyncExitStack()
     try:
-        client = await open_client(settings, stack)
+        client = await open_client(settings, stack, offload)
         elsewhere = endpoint_of_the_sdk(client, settings)
         if elsewhere:
             # AWS_ENDPOINT_URL, or a profile's endpoint_url: as much another server as one named by store.endpoint.
             await stack.aclose()
             settings = replace(settings, endpoint=elsewhere)
-            client = await open_client(settings, stack)
+            client = await open_client(settings, stack, offload)
         return S3Store(client, bucket, settings, stack)
     except BaseException:
         await stack.aclose()

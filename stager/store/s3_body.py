@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import aiohttp
+
 from stager.errors import FormatError, IntegrityError, StagerError, Unavailable
 from stager.formats.digests import decode_crc64nvme
 from stager.store.api import ObjectInfo, Span
@@ -31,7 +33,7 @@ class S3Reader:
     async def read(self, size: int) -> bytes:
         """See `ObjectReader`. The wait for the next bytes is bounded by the client's read timeout."""
         try:
-            piece = bytes(await self._body.read(size))
+            piece: bytes = await self._body.read(size)
         except Exception as error:
             raise self._broken(error) from error
         self._left -= len(piece)
@@ -47,7 +49,12 @@ class S3Reader:
     def close(self) -> None:
         """Give the connection back if the body was read whole; otherwise end it at once."""
         raw = self._body.raw_stream
-        if self._left and raw.connection is not None and raw.connection.transport is not None:
+        if (
+            self._left
+            and isinstance(raw, aiohttp.ClientResponse)
+            and raw.connection
+            and raw.connection.transport
+        ):
             # uvloop lets a cancelled TLS download flow on for half a minute; an abort ends it now.
             raw.connection.transport.abort()
         self._body.close()

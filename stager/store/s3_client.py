@@ -13,16 +13,18 @@ from aiobotocore.session import AioSession
 from botocore.loaders import create_loader
 
 from stager.errors import ConfigError
+from stager.offload import Offload
 from stager.store.providers import Profile
 from stager.store.s3_errors import translate
 from stager.store.s3_settings import S3Settings
+from stager.store.s3_wire import wire_session
 
 # Regions, China's, VPC endpoints, dual stack.
 _AWS_HOSTS = re.compile(r"(^|\.)(amazonaws\.com(\.cn)?|api\.aws)$")
 
 
-async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
-    """An S3 client that ``stack`` closes.
+async def open_client(settings: S3Settings, stack: AsyncExitStack, offload: Offload | None = None) -> Any:
+    """An S3 client that ``stack`` closes. With ``offload`` bodies travel by its threads (`stager.store.s3_wire`).
 
     Raises:
         ConfigError: No region, an unknown profile of AWS, an endpoint that is no URL.
@@ -43,7 +45,7 @@ async def open_client(settings: S3Settings, stack: AsyncExitStack) -> Any:
             aws_access_key_id=settings.access_key or None,
             aws_secret_access_key=settings.secret_key or None,
             aws_session_token=settings.session_token or None,
-            config=_config(settings, profile, endpoint),
+            config=_config(settings, profile, endpoint, offload),
         )
         client = await stack.enter_async_context(context)
     except ValueError as error:
@@ -102,14 +104,18 @@ def _endpoint(settings: S3Settings, profile: Profile, region: str | None) -> str
     return profile.endpoint.format(region=region) if profile.endpoint else None
 
 
-def _config(settings: S3Settings, profile: Profile, endpoint: str | None) -> AioConfig:
+def _config(
+    settings: S3Settings, profile: Profile, endpoint: str | None, offload: Offload | None
+) -> AioConfig:
     encrypted = endpoint is None or endpoint.startswith("https:")
     sign_body = profile.sign_body
     if sign_body is None:
         sign_body = not (encrypted or profile.checksum_header)
     # Behind an endpoint of one's own, names of buckets are seldom names of hosts.
     addressing = settings.addressing or ("path" if settings.endpoint else profile.addressing)
+    wire = {"http_session_cls": wire_session(offload)} if offload is not None else {}
     return AioConfig(
+        **wire,
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,
         max_pool_connections=settings.requests_max + settings.requests_max // 4 + 1,

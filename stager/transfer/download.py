@@ -37,8 +37,8 @@ from stager.transfer.tools import Tools
 
 log = logging.getLogger("stager.download")
 
-READ_BYTES = 1 << 20
-WRITE_BYTES = 4 << 20
+READ_BYTES = 2 << 20
+WRITE_BYTES = 2 << 20
 PIECES_MAX = 16
 _HASH_BYTES = 4 << 20
 

@@ -124,6 +124,20 @@ def test_over_its_bound_a_cache_gives_up_the_least_useful() -> None:
     assert [eviction.key for eviction in made.evict] == ["old"]
 
 
+def test_what_a_large_victim_makes_up_for_is_spared() -> None:
+    """A small one that is needed later is kept when a large one has to go as well."""
+    made = make_plan(
+        capacity_bytes=33,
+        here={"large": Here(30)},
+        partial={"small": 1},
+        wanted=[],
+        upcoming=[("next", 4), ("large", 30), ("small", 1)],
+        slots=2,
+    )
+    assert [eviction.key for eviction in made.evict] == ["large"]
+    assert [fetch.key for fetch in made.fetch] == ["next"]
+
+
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=12),
     st.integers(1, 4),

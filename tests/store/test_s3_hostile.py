@@ -24,6 +24,7 @@ from stager.errors import (
     Unauthenticated,
     Unavailable,
 )
+from stager.offload import ThreadOffload
 from stager.store.api import ObjectVersion, PartTag, Span, read_all
 from stager.store.retrying import RetryingStore
 from stager.store.s3 import S3Store, open_s3
@@ -50,11 +51,13 @@ async def against(*answers: bytes, **changes: Any) -> AsyncIterator[tuple[S3Stor
             read_timeout_s=0.3,
             **changes,
         )
-        store = await open_s3("bucket", settings)
+        offload = ThreadOffload()
+        store = await open_s3("bucket", settings, offload)
         try:
             yield store, server
         finally:
             await store.aclose()
+            offload.close()
 
 
 async def content(store: S3Store, span: Span | None = None, version: ObjectVersion | None = None) -> bytes:
@@ -91,7 +94,7 @@ async def test_a_body_that_ends_early(broken: bytes) -> None:
     async with against(broken, rest if b"\r\n\r\n01234" in broken else whole) as (store, server):
         body, _ = await read_all(RetryingStore(store, chance=random.Random(1)), "k", bytes_max=10)
         assert body == b"0123456789"
-        assert b"if-match: 0123456789abcdef" in server.requests[1].lower()
+        assert b'if-match: "0123456789abcdef"' in server.requests[1].lower()
 
 
 async def test_a_body_that_goes_on_too_long() -> None:

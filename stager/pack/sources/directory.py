@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from stager.pack.findings import Findings, Kind
 from stager.pack.samples import SourceFile
@@ -32,6 +33,23 @@ class _Names:
     files: list[bytes] = field(default_factory=list)
     folders: list[bytes] = field(default_factory=list)
     linked_folders: set[bytes] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource:
+    """A tree of files.
+
+    Attributes:
+        name: The absolute path of its root.
+        prefix: Goes before the names, e.g. ``train/``.
+    """
+
+    name: str
+    prefix: str = ""
+    keys_are_together: ClassVar[bool] = True
+
+    def files(self, findings: Findings) -> Iterator[SourceFile]:
+        return walk_directory(self.name, findings, prefix=self.prefix)
 
 
 def walk_directory(root: str, findings: Findings, *, prefix: str = "") -> Iterator[SourceFile]:
@@ -67,11 +85,12 @@ def walk_directory(root: str, findings: Findings, *, prefix: str = "") -> Iterat
 def _list(path: bytes, real_root: bytes, findings: Findings) -> _Names:
     names = _Names()
     wants = findings.policies.wants
+    picky = bool(findings.policies.include or findings.policies.exclude)
     with os.scandir(path) as entries:
         for entry in entries:
             if entry.name.startswith(b"."):
                 findings.add(Kind.HIDDEN, os.fsdecode(entry.path))
-            elif not wants(os.fsdecode(entry.name), directory=entry.is_dir()):
+            elif picky and not wants(os.fsdecode(entry.name), directory=entry.is_dir()):
                 findings.add(Kind.UNWANTED, os.fsdecode(entry.path))
             elif entry.is_symlink():
                 _sort_link(entry, names, real_root, findings)
@@ -111,23 +130,39 @@ def _sort_link(entry: os.DirEntry[bytes], names: _Names, real_root: bytes, findi
 
 
 def _files(folder: _Folder, names: list[bytes], findings: Findings) -> Iterator[SourceFile]:
-    for name in names:
-        path = os.path.join(folder.path, name)
-        shown = os.fsdecode(path)
-        try:
-            member = (folder.prefix + name).decode("utf-8")
-        except UnicodeDecodeError:
-            findings.add(Kind.UNKEYABLE, shown, "it is not UTF-8")
-            continue
-        try:
-            status = os.stat(path)
-        except OSError as error:
-            findings.add(Kind.UNREADABLE, shown, error.strerror or str(error))
-            continue
-        if not os.access(path, os.R_OK):
-            findings.add(Kind.UNREADABLE, shown, "permission denied")
-            continue
-        yield SourceFile(member, shown, status.st_size, status.st_mtime_ns)
+    if not names:
+        return
+    root = os.fsdecode(folder.path).rstrip("/") + "/"
+    try:
+        prefix = folder.prefix.decode("utf-8")
+    except UnicodeDecodeError:
+        for name in names:
+            findings.add(Kind.UNKEYABLE, root + os.fsdecode(name), "it is not UTF-8")
+        return
+    # By name below an open directory: a long path is not looked up again for each of its files.
+    try:
+        descriptor = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        findings.add(Kind.UNREADABLE, root, error.strerror or str(error))
+        return
+    try:
+        for name in names:
+            try:
+                plain = name.decode("utf-8")
+                status = os.stat(name, dir_fd=descriptor)
+            except UnicodeDecodeError:
+                findings.add(Kind.UNKEYABLE, root + os.fsdecode(name), "it is not UTF-8")
+                continue
+            except OSError as error:
+                findings.add(Kind.UNREADABLE, root + plain, error.strerror or str(error))
+                continue
+            # What everybody may read need not be asked for.
+            if status.st_mode & 0o444 != 0o444 and not os.access(name, os.R_OK, dir_fd=descriptor):
+                findings.add(Kind.UNREADABLE, root + plain, "permission denied")
+                continue
+            yield SourceFile(prefix + plain, root + plain, status.st_size, status.st_mtime_ns)
+    finally:
+        os.close(descriptor)
 
 
 def _closes_a_loop(path: bytes, ancestors: frozenset[tuple[int, int]]) -> bool:
