@@ -81,9 +81,7 @@ class _WireSession(AIOHTTPSession):  # type: ignore[misc]
             and isinstance(body, io.BytesIO)
             and "Transfer-Encoding" not in request.headers
         )
-        # TLS stays with aiohttp until its tests run over these sockets as well.
-        plain = request.url.startswith("http:")
-        if not (plain and (fetches or brings)) or self._proxy_config.proxy_url_for(request.url):
+        if not (fetches or brings) or self._proxy_config.proxy_url_for(request.url):
             return await super().send(request)
         head, address = _encode_head(request)
         data = body.getbuffer()[body.tell() :] if brings else memoryview(b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from stager.errors import Unavailable
+from stager.offload import ThreadOffload
 from stager.store.s3 import open_s3
 from stager.store.s3_settings import S3Settings
 from tests.store.raw_server import answer, raw_server
@@ -60,13 +62,13 @@ def server_context(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-async def there_and_back(certificate: Path) -> list[bytes]:
+async def there_and_back(certificate: Path, offload: ThreadOffload | None) -> list[bytes]:
     body = bytes(4 << 20)
     async with raw_server(
         answer("200 OK", ETag=ETAG), answer("200 OK", body, ETag=ETAG), tls=server_context(certificate)
     ) as server:
         settings = S3Settings(endpoint=server.endpoint, region="r", access_key="a", secret_key="b")
-        store = await open_s3("bucket", settings)
+        store = await open_s3("bucket", settings, offload=offload)
         try:
             await store.put("k", b"hello")
             async with store.get("k") as reader:
@@ -81,15 +83,26 @@ async def there_and_back(certificate: Path) -> list[bytes]:
         return server.requests
 
 
-def test_bodies_are_not_hashed_twice(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(params=["loop", "threads"])
+def offload(request: pytest.FixtureRequest) -> Iterator[ThreadOffload | None]:
+    """Bodies by the event loop, and by sockets in threads."""
+    threads = ThreadOffload() if request.param == "threads" else None
+    yield threads
+    if threads is not None:
+        threads.close()
+
+
+def test_bodies_are_not_hashed_twice(
+    certificate: Path, offload: ThreadOffload | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """TLS guards the body, so that its SHA-256 need not be computed on the loop. Both a GET left early and a whole one."""
     monkeypatch.setenv("AWS_CA_BUNDLE", str(certificate))
-    requests = uvloop.run(there_and_back(certificate))
+    requests = uvloop.run(there_and_back(certificate, offload))
     assert b"x-amz-content-sha256: unsigned-payload" in requests[0].lower()
 
 
-async def test_unknown_authority(certificate: Path) -> None:
+async def test_unknown_authority(certificate: Path, offload: ThreadOffload | None) -> None:
     """A certificate that nobody vouches for is refused, and the hint says how to vouch for it."""
     with pytest.raises(Unavailable, match="TLS") as caught:
-        await there_and_back(certificate)
+        await there_and_back(certificate, offload)
     assert "AWS_CA_BUNDLE" in caught.value.hint
